@@ -1,8 +1,8 @@
-# Three images from one file: `docker build --target gateway|dispatcher|worker .`
+# Four images from one file: `docker build --target admin|gateway|dispatcher|worker .`
 
 FROM python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN useradd --create-home millstream
+RUN useradd --create-home millstream && install --directory --owner millstream /ledger
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY streams streams
@@ -10,6 +10,7 @@ COPY registry registry
 COPY api api
 COPY simulation simulation
 COPY gateway gateway
+COPY admin admin
 COPY dispatcher dispatcher
 COPY gpu_worker gpu_worker
 COPY millstream millstream
@@ -18,6 +19,10 @@ FROM base AS slim
 RUN pip install --constraint constraints.txt .
 USER millstream
 ENTRYPOINT ["python", "-m", "millstream"]
+
+FROM slim AS admin
+EXPOSE 9100
+CMD ["admin", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
 
 FROM slim AS gateway
 EXPOSE 8080 9100

@@ -16,4 +16,5 @@ openai_bodies     records become OpenAI's response bodies; `completion_events` m
 event_ids         number a stream's events, so that a client can go on behind any of them
 content_encoding  decodes compressed bodies
 error_bodies      errors become JSON fields and retry headers
+rate_limiter      so many events a second; `wrong_keys` refuses addresses that try many API keys
 """

@@ -22,10 +22,10 @@ from tokenizers import normalizers
 
 from api import chat_template
 from api.control_tokens import ControlTokens
-from registry.added_tokens import TOKENIZER, build_tokenizer, read_special_tokens
 from registry.artifact_verification import ArtifactChanged, ReadJson, read_verified
 from registry.models import Model, Version
 from registry.sentence_encoder import TextSettings, read_text_settings
+from registry.tokenizer.added_tokens import TOKENIZER, build_tokenizer, read_special_tokens
 from streams.errors import TokenOutOfRange, UnsupportedValue
 
 T = TypeVar("T")
@@ -88,9 +88,9 @@ class FileTokenizer:
     """The tokeniser in `content`, the bytes of a model version's tokenizer.json.
 
     Truncation and padding that the file asks for are switched off, so every text is encoded whole.
-    A sentence encoder's `settings` say what is put before a text, and whether it is lowered. `read`
-    reads the other files, which may have tokens that `content` lacks, as far as they are below
-    `vocab_size`. Raises `ArtifactRefused` if `content` is no tokeniser.
+    The `settings` of a sentence encoder or reranker say what is done to texts. `read` reads the
+    other files, which may have tokens that `content` lacks, as far as they are below `vocab_size`.
+    Raises `ArtifactRefused` if `content` is no tokeniser.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class FileTokenizer:
         vocab_size: int = 0,
     ) -> None:
         self.special_tokens = special_tokens
-        self._prompt = settings.prompt
+        self._settings = settings
         self._library = build_tokenizer(content, read, vocab_size)
         if settings.lower_case:
             _lower_texts(self._library)
@@ -117,14 +117,23 @@ class FileTokenizer:
         If `special` is True, the special tokens of the model are added around each text. Python's
         lock is released, so other threads run on meanwhile.
         """
-        prompted = [self._prompt + text for text in texts]
+        prompted = [self._settings.prompt + text for text in texts]
         encoded = self._library.encode_batch_fast(prompted, add_special_tokens=special)
         return [encoding.ids for encoding in encoded]
 
     def encode_pairs(self, query: str, texts: Sequence[str]) -> list[EncodedPair]:
         """Return one sequence for each text: the query and the text, joined as the file says."""
-        pairs = [(query, text) for text in texts]
-        return [_to_encoded_pair(encoding) for encoding in self._library.encode_batch_fast(pairs)]
+        pairs = [(self._settings.prompt + query, text) for text in texts]
+        return [self._to_encoded_pair(each) for each in self._library.encode_batch_fast(pairs)]
+
+    def _to_encoded_pair(self, encoding: tokenizers.Encoding) -> EncodedPair:
+        """Find the split by type ids: 1 from the second text on, or 0 throughout if all are alike.
+
+        The split is the end of the sequence then, and where the model is given no types.
+        """
+        types = encoding.type_ids
+        is_marked = self._settings.marks_second_text and 1 in types
+        return EncodedPair(encoding.ids, types.index(1) if is_marked else len(types))
 
 
 def _lower_texts(library: tokenizers.Tokenizer) -> None:
@@ -259,15 +268,6 @@ def _count_characters(
     return size + len(str(structured)) if any(structured) else size
 
 
-def _to_encoded_pair(encoding: tokenizers.Encoding) -> EncodedPair:
-    """Find the split by type ids: 1 from the second text on, or 0 throughout if a model has none.
-
-    Without types the split is the end of the sequence.
-    """
-    types = encoding.type_ids
-    return EncodedPair(encoding.ids, types.index(1) if 1 in types else len(types))
-
-
 def check_token_ids(model: Model, tokens: Sequence[int], field: str) -> None:
     """Raise `TokenOutOfRange` if one of `tokens` is not an id of the model's vocabulary.
 
@@ -296,7 +296,8 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
     if model.engine == "mock" or not model.has_tokenizer:
         return ByteTokenizer()
     read = cache(partial(_read_json, version))
-    settings = read_text_settings(read) if model.engine == "embed" else AS_IT_IS
+    is_unary = model.engine in ("embed", "classify")
+    settings = read_text_settings(read, model.engine) if is_unary else AS_IT_IS
     content = _read_file(version, TOKENIZER)
     return FileTokenizer(content, read_special_tokens(read), settings, read, model.vocab_size)
 

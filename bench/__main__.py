@@ -14,6 +14,7 @@ from bench import (
     engine_comparison,
     failover_vs_dynamo,
     gateway_vs_dynamo,
+    ledger_sums,
     pipeline_cost,
     quota_cost,
     throughput_share,
@@ -23,7 +24,8 @@ from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_rando
 
 NEED_TRACES = "mixed", "live-b2", "live-b3"
 NEED_DYNAMO = "front_ends", "failures"
-SETTLED = "idle", "unread", "cancels"  # up to 10,000 sockets, and goals reached long ago
+# Up to 10,000 sockets, or minutes of requests, and goals that were reached
+SETTLED = "idle", "unread", "cancels", "ledger"
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
@@ -35,6 +37,7 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "mixed": chunked_prefill.measure,
     "backlog": backlog.measure,
     "quotas": quota_cost.measure,
+    "ledger": ledger_sums.measure,
     "idle": abusive_clients.idle,
     "unread": abusive_clients.unread,
     "cancels": abusive_clients.cancels,

@@ -124,7 +124,8 @@ async def _start_cell(itl_ms: float, sequences: int) -> AsyncIterator[Cell]:
         home = Path(directory)
         (home / "tenants.toml").write_text(TENANT)
         settings: dict[str, dict[str, Any]] = {
-            "gateway": {"port": port, "config": home / "tenants.toml", "grace_seconds": 1},
+            "admin": {"config": home / "tenants.toml"},
+            "gateway": {"port": port, "grace_seconds": 1},
             "dispatcher": {},
             "worker": {"model": '["mock", "quick"]'},
         }

@@ -352,6 +352,10 @@ def _parse_queued(delivery: Delivery) -> QueuedRequest:
         reply=delivery.reply,
         adapter=sys.intern(envelope.adapter),
         account=sys.intern(envelope.account),
+        goal_ms=envelope.goal_ms,
+        key=sys.intern(envelope.key),
+        user=envelope.user,
+        price=sys.intern(envelope.price),
     )
 
 

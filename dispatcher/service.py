@@ -20,7 +20,9 @@ from streams import topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoreRefused, connect
 from streams.broker.clock_sync import sync_clock
+from streams.broker.declaration import WAIT_SECONDS
 from streams.coordination.lease import Lease
+from streams.coordination.lease_bucket import LeaseBucket
 from streams.coordination.membership import Membership
 from streams.errors import BrokerUnavailable
 from streams.metrics_server import not_yet, serve_metrics
@@ -38,9 +40,9 @@ async def run(settings: DispatcherSettings, stop: asyncio.Event) -> None:
         name = f"dispatcher-{settings.id}"
         broker = await stack.enter_async_context(connect(settings.nats, name, settings.nats_files))
         checks["nats"] = lambda: broker.is_connected
-        registry = await Registry.open(broker, replicas=settings.replicas)
+        registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
-        tenants = await Tenants.open(broker, replicas=settings.replicas)
+        tenants = await Tenants.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(tenants.close)
         await declaration.wait_for_stream(broker, topology.REQUESTS)
         await sync_clock(broker)
@@ -65,10 +67,8 @@ class LeaderElection:
     ) -> None:
         self._broker, self._registry, self._tenants = broker, registry, tenants
         self._settings = settings
-        self._scale = topology.Scale(settings.replicas, settings.shards)
-        self._members = Membership(
-            broker, "dispatchers", settings.id, settings.lease_seconds, self._scale
-        )
+        self._bucket = LeaseBucket(broker)
+        self._members = Membership(broker, "dispatchers", settings.id, self._bucket)
         self._leases: dict[str, Lease] = {}
         self._assigned: set[str] = set()
         self._changed = asyncio.Event()
@@ -110,8 +110,7 @@ class LeaderElection:
             self._broker,
             f"dispatcher.{model}",
             settings.id,
-            settings.lease_seconds,
-            self._scale,
+            self._bucket,
             lambda: model in self._assigned,
         )
         return _campaign(lease, make_leader)

@@ -10,23 +10,27 @@ from starlette.types import Scope
 
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
+from api.wrong_keys import WrongKeyLimiter
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
+from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.metrics import FOLLOWED_REQUESTS, UNAUTHENTICATED
 from gateway.replies.record_queue import RecordQueue
 from gateway.replies.relay import Relay
 from gateway.server.client_certificates import certificate_identities, check_origin
 from gateway.server.connection_limits import ConnectionLimits
-from gateway.server.wrong_keys import WrongKeyLimiter
 from gateway.settings import GatewaySettings
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants, hash_key
 from streams.broker.broker_client import Broker
-from streams.broker.stream_reconciler import StreamReconciler
+from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import Forbidden, Refused, TooManyWrongKeys, Unauthenticated
+from streams.records.usage_rollups import UsageRollups
 
 
 @dataclass(frozen=True)
@@ -37,14 +41,18 @@ class GatewayContext:
     broker: Broker
     registry: Registry
     tenants: Tenants
+    prices: PriceBook
     tokenizers: TokenizerCache
     validator: SubmissionValidator
     submitter: Submitter
     client_requests: ClientRequests
     producer_requests: ProducerRequests
     relay: Relay
-    streams: StreamReconciler
+    streams: StreamMonitor
     offload_thread: OffloadThread
+    ledger_space: LedgerSpace
+    refusals: RefusalRecorder
+    rollups: UsageRollups
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses

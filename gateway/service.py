@@ -6,19 +6,19 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 import structlog
-from nats.js.api import StreamConfig
 
 from api.grammar_checker import GrammarChecker
 from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
-from gateway.admission import idempotency
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
+from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
-from gateway.entrypoints.nats_ingress import NatsIngress, remove_unused_streams
+from gateway.entrypoints.nats_ingress import NatsIngress
 from gateway.entrypoints.routes import build_app
 from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
@@ -26,16 +26,17 @@ from gateway.replies.stored_records import StoredRecords
 from gateway.server.tls_certificate import ServerCertificate, TlsFiles
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
-from streams.base_settings import TenantSettings
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
-from streams.broker.stream_reconciler import StreamReconciler
-from streams.errors import BrokerMisconfigured, BrokerUnavailable, Ended, MillstreamError
+from streams.broker.declaration import WAIT_SECONDS
+from streams.broker.stream_monitor import StreamMonitor
+from streams.errors import Ended, MillstreamError
 from streams.metrics_server import serve_metrics
-from streams.topology import Scale
+from streams.records.usage_rollups import UsageRollups
 
 log = structlog.get_logger()
 
@@ -51,36 +52,25 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
     tls_files = TlsFiles.from_settings(settings)
     certificate = ServerCertificate(tls_files) if tls_files else None
     listener = listen(settings)
-    scale = Scale(settings.replicas, settings.shards)
     async with AsyncExitStack() as stack:
         stack.callback(listener.close)
         broker = await stack.enter_async_context(
             connect(settings.nats, f"gateway-{settings.id}", settings.nats_files)
         )
-        registry = await Registry.open(broker, replicas=settings.replicas, restores=True)
+        registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
-        tenants = await Tenants.open(broker, replicas=settings.replicas, restores=True)
+        tenants = await Tenants.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(tenants.close)
-        await _declare_tenants(tenants, settings)
-        streams = StreamReconciler(broker, scale, partial(_stream_configs, tenants, scale))
-        await streams.declare_all()
-        context = await _build_context(stack, settings, broker, registry, tenants, streams)
+        prices = await PriceBook.open(broker, seconds=WAIT_SECONDS)
+        stack.push_async_callback(prices.close)
+        streams = StreamMonitor(broker)
+        await streams.open(topology.stream_names(settings.shards))
+        context = await _build_context(stack, settings, broker, registry, tenants, prices, streams)
         checks = context.readiness_checks
         stack.enter_context(serve_metrics(settings, checks, context.refresh_metrics))
         await sync_clock(broker)
         server = GatewayServer(build_config(build_app(context), settings), certificate)
-        await _serve(context, scale, server, listener, stop)
-
-
-async def _declare_tenants(tenants: Tenants, settings: GatewaySettings) -> None:
-    """Store the tenants of this gateway's settings; other gateways may have other ones.
-
-    An empty table `[tenants]` removes all tenants that came from a configuration.
-    """
-    if "tenants" in settings.model_fields_set:
-        await tenants.apply_config(settings.tenants)
-    if settings.api_key:
-        await tenants.apply_api_key(settings.api_key)
+        await _serve(context, server, listener, stop)
 
 
 async def _build_context(
@@ -89,7 +79,8 @@ async def _build_context(
     broker: Broker,
     registry: Registry,
     tenants: Tenants,
-    streams: StreamReconciler,
+    prices: PriceBook,
+    streams: StreamMonitor,
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
     await relay.open()
@@ -99,16 +90,18 @@ async def _build_context(
     grammars = GrammarChecker()
     stack.callback(grammars.close)
     deadlines = DeadlineLimits(settings.default_deadline_seconds, settings.max_deadline_seconds)
-    validator = SubmissionValidator(broker, registry, tokenizers, grammars, deadlines)
+    validator = SubmissionValidator(broker, registry, prices, tokenizers, grammars, deadlines)
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
-    submitter = Submitter(broker, streams, offload_thread)
-    await submitter.open(settings.replicas)
+    ledger_space = LedgerSpace(broker)
+    submitter = Submitter(broker, streams, offload_thread, ledger_space)
+    await submitter.open()
     context = GatewayContext(
         settings,
         broker,
         registry,
         tenants,
+        prices,
         tokenizers,
         validator,
         submitter,
@@ -117,19 +110,15 @@ async def _build_context(
         relay,
         streams,
         offload_thread,
+        ledger_space,
+        RefusalRecorder(broker, registry, settings.id, lambda: not ledger_space.use.is_full),
+        UsageRollups(broker),
     )
     tenants.on_change(context.check_keys)
     streams.on_change = partial(_handle_unusable_streams, context)
-    streams.on_deleted = partial(_check_bucket, context)
     streams.on_replaced = partial(_doubt_requests, context)
+    observe_unusable(streams.unusable)
     return context
-
-
-def _stream_configs(tenants: Tenants, scale: Scale) -> list[StreamConfig]:
-    """Return what to declare, with every lane bounded by the highest limit of any tenant."""
-    limits = [tenant.max_queued for tenant in tenants.by_name.values()]
-    most = max(limits, default=TenantSettings().max_queued)
-    return [*topology.stream_configs(scale, most), idempotency.bucket_config()]
 
 
 def _handle_unusable_streams(context: GatewayContext) -> None:
@@ -137,12 +126,6 @@ def _handle_unusable_streams(context: GatewayContext) -> None:
     observe_unusable(context.streams.unusable)
     for stream in context.streams.unusable:
         context.relay.fail_stream(stream)
-
-
-def _check_bucket(context: GatewayContext, stream: str) -> None:
-    """Have a bucket restored whose stream was deleted."""
-    for view in (context.registry, context.tenants):
-        view.check_bucket(stream)
 
 
 def _doubt_requests(context: GatewayContext, stream: str) -> None:
@@ -153,7 +136,6 @@ def _doubt_requests(context: GatewayContext, stream: str) -> None:
 
 async def _serve(
     context: GatewayContext,
-    scale: Scale,
     server: GatewayServer,
     listener: socket.socket,
     stop: asyncio.Event,
@@ -161,9 +143,13 @@ async def _serve(
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(context.relay.run(), name="relay")
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
-        declaring = tasks.create_task(context.streams.run(), name="streams")
-        tracking = tasks.create_task(_follow_tenants(context, scale), name="tenants")
+        tracking = tasks.create_task(_follow_tenants(context), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
+        background = [
+            tasks.create_task(context.ledger_space.run(), name="ledger"),
+            tasks.create_task(context.refusals.run(), name="refusals"),
+            tasks.create_task(context.rollups.run(), name="rollups"),
+        ]
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]
         tls = bool(context.settings.tls_cert)
@@ -177,8 +163,9 @@ async def _serve(
             queue.close(Ended("overloaded", "this gateway is shutting down; ask another one"))
         server.should_exit = True
         await serving
-        for task in (relaying, counting, declaring):
+        for task in (relaying, counting, *background):
             task.cancel()
+        await context.refusals.close()
         await context.relay.close()
 
 
@@ -192,40 +179,21 @@ async def _wait_until_drained(context: GatewayContext) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _follow_tenants(context: GatewayContext, scale: Scale) -> None:
-    """Run an ingress for each tenant that publishes to NATS, and bound lanes by tenants' limits.
-
-    Both are brought up to date whenever tenants change. At the start, and when a tenant publishes
-    no more, the streams of those that do not are removed.
-    """
+async def _follow_tenants(context: GatewayContext) -> None:
+    """Run an ingress for each tenant that publishes to NATS; kept up to date as tenants change."""
     changed = asyncio.Event()
     context.tenants.on_change(changed.set)
     ingresses: dict[str, asyncio.Task[None]] = {}
-    has_unused = True
     async with asyncio.TaskGroup() as tasks:
         while True:
             changed.clear()
-            context.streams.wake()
             names = {name for name, tenant in context.tenants.by_name.items() if tenant.publishes}
             for name in names - ingresses.keys():
-                ingress = NatsIngress(context, name, scale)
+                ingress = NatsIngress(context, name)
                 ingresses[name] = tasks.create_task(ingress.run(), name=f"ingress-{name}")
             for name in ingresses.keys() - names:
                 ingresses.pop(name).cancel()
-                has_unused = True
-            if has_unused:
-                has_unused = not await _remove_unused_streams(context, names)
             await changed.wait()
-
-
-async def _remove_unused_streams(context: GatewayContext, publishing: set[str]) -> bool:
-    """Remove what tenants do not use; False if the broker did not let us, which harms nobody."""
-    try:
-        await remove_unused_streams(context.broker, publishing)
-    except (BrokerUnavailable, BrokerMisconfigured) as error:
-        log.warning("streams_not_removed", reason=str(error))
-        return False
-    return True
 
 
 async def _warm_tokenizers(context: GatewayContext) -> None:

@@ -2,22 +2,20 @@
 
 from ipaddress import ip_address
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
-from streams.base_settings import Port, ServiceSettings, Slug, TenantSettings, TlsSettings
+from streams.base_settings import Port, ServiceSettings, TlsSettings
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
 
 class GatewaySettings(ServiceSettings, TlsSettings):
-    """Settings of a gateway: its address, its certificate, its tenants, its limits."""
+    """Settings of a gateway: its address, its certificate, its limits."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8080, description="port for HTTP and WebSocket")
     public_metrics: bool = Field(
         False, description="serve /metrics, with tenants' names, on the public port too"
     )
-    api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
-    tenants: dict[Slug, TenantSettings] = Field({}, description="who may come in")
     grace_seconds: float = Field(
         10, ge=0, description="time that requests live on after their connection dropped"
     )

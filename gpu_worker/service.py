@@ -28,6 +28,7 @@ from streams import messages, signals, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, BrokerSubscription, connect
 from streams.broker.clock_sync import sync_clock
+from streams.broker.declaration import WAIT_SECONDS
 from streams.coordination.signal_handler import SignalHandler
 from streams.metrics_server import not_yet, serve_metrics
 from streams.records.token_log_cache import RecordsQuery
@@ -64,7 +65,7 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
             drain.drain_on_stop(stop, settings.drain_seconds), name="stop"
         )
         stack.callback(stop_task.cancel)
-        registry = await Registry.open(broker, replicas=settings.replicas)
+        registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
         report = DrainReport()
         manager = await _run_unless(drain.started, _build_manager(broker, registry, settings))
@@ -145,7 +146,7 @@ async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings
 def _build_server(
     broker: Broker, model: Model, version: Version, settings: WorkerSettings
 ) -> ModelServer:
-    identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards, model.goals)
+    identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards)
     timeout = settings.engine_timeout_seconds
     return ModelServer(broker, identity, model.context_length, observe_finished, timeout)
 

@@ -18,6 +18,7 @@ from millstream.command_table import COMMANDS, Command, find_command
 from millstream.settings_loader import (
     UsageError,
     fields_by_key,
+    has_flag,
     is_flag_only,
     is_list,
     is_positional,
@@ -87,7 +88,7 @@ def _describe_unknown(word: str, settings: type[Settings]) -> str:
     known = [
         to_flag(k)
         for k, info in fields_by_key(settings).items()
-        if not (is_table(info) or is_positional(info))
+        if has_flag(info) and not is_positional(info)
     ]
     return f"unknown option {name}{suggest_nearest(name, [*known, '--help'])}"
 
@@ -118,7 +119,8 @@ def _print_overview(words: list[str]) -> int:
 def make_parser(command: Command) -> CommandParser:
     """Return a parser with an option for each field of the command's settings class.
 
-    A field that is a table gets no option, because only the settings file can hold a table. An
+    A field that is a table gets no option, because only the settings file can hold a table; a
+    secret that is marked so gets none, because every user of the machine can read it there. An
     option must be written in full. An option that is not on the command line is absent from the
     parsed namespace, so that a value from the environment or the file is used.
     """
@@ -133,7 +135,7 @@ def make_parser(command: Command) -> CommandParser:
     )
     for name in _order_own_first(settings):
         info = settings.model_fields[name]
-        if not is_table(info):
+        if has_flag(info):
             _add_option(parser, settings_key(name, info), info)
     return parser
 
@@ -153,7 +155,17 @@ def _make_epilog(settings: type[Settings]) -> str:
         f"Every option{exceptions} can also be {ENV_PREFIX}<OPTION> in the environment"
         " or a key of the file."
     )
-    return everywhere + "".join(tables)
+    secrets = [
+        f" Never on the command line, but {ENV_PREFIX}{key.upper()} or {key} in the file:"
+        f" {describe_option(info)}."
+        for key, info in fields_by_key(settings).items()
+        if _is_secret(info)
+    ]
+    return everywhere + "".join(secrets) + "".join(tables)
+
+
+def _is_secret(info: FieldInfo) -> bool:
+    return not (has_flag(info) or is_table(info))
 
 
 def _order_own_first(settings: type[Settings]) -> list[str]:

@@ -54,6 +54,12 @@ COMMANDS = (
         "millstream.up.supervisor:run",
     ),
     Command(
+        "admin",
+        "declare streams, and change models and tenants for operators",
+        "admin.settings:AdminSettings",
+        "admin.service:run",
+    ),
+    Command(
         "gateway",
         "serve HTTP and WebSocket clients",
         "gateway.settings:GatewaySettings",
@@ -85,9 +91,39 @@ COMMANDS = (
     ),
     Command(
         "usage",
-        "show what tenants and keys with quotas have used",
+        "show what tenants and keys have used: of their quotas, or by key, model or day",
         "millstream.admin.settings:UsageSettings",
         "millstream.admin.usage:run",
+    ),
+    Command(
+        "prices set",
+        "enter what a model costs from now on",
+        "millstream.prices.settings:PriceSettings",
+        "millstream.prices.commands:set_price",
+    ),
+    Command(
+        "prices list",
+        "list what models cost, and did before",
+        "millstream.prices.settings:PriceListSettings",
+        "millstream.prices.commands:list_prices",
+    ),
+    Command(
+        "ledger export",
+        "write the ledger into files of JSON Lines, and remove from it what they hold",
+        "millstream.ledger.settings:ExportSettings",
+        "millstream.ledger.commands:export",
+    ),
+    Command(
+        "ledger send",
+        "send exported requests to a meter, as CloudEvents",
+        "millstream.ledger.settings:SendSettings",
+        "millstream.ledger.commands:send",
+    ),
+    Command(
+        "invoice",
+        "add up what a tenant owes for a month",
+        "millstream.ledger.settings:InvoiceSettings",
+        "millstream.ledger.invoices:run",
     ),
     Command(
         "why",
@@ -190,6 +226,42 @@ COMMANDS = (
         "forget a model with its aliases and adapters, an alias, or an adapter; files stay",
         "millstream.models.settings:RemoveSettings",
         "millstream.models.commands:remove",
+    ),
+    Command(
+        "alias set",
+        "make a name mean a model, or one of its versions",
+        "millstream.models.settings:AliasSettings",
+        "millstream.models.commands:set_alias",
+    ),
+    Command(
+        "alias list",
+        "list the aliases",
+        "millstream.models.settings:ListSettings",
+        "millstream.models.commands:list_aliases",
+    ),
+    Command(
+        "tenants add",
+        "add a tenant",
+        "millstream.tenants.settings:TenantFlags",
+        "millstream.tenants.commands:add",
+    ),
+    Command(
+        "tenants change",
+        "change limits of a tenant",
+        "millstream.tenants.settings:TenantFlags",
+        "millstream.tenants.commands:change",
+    ),
+    Command(
+        "tenants list",
+        "list the tenants with their limits",
+        "millstream.tenants.settings:ListTenantsSettings",
+        "millstream.tenants.commands:list_tenants",
+    ),
+    Command(
+        "tenants remove",
+        "remove a tenant with its keys",
+        "millstream.tenants.settings:RemoveTenantSettings",
+        "millstream.tenants.commands:remove",
     ),
 )
 

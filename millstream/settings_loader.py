@@ -105,6 +105,12 @@ def is_flag_only(info: FieldInfo) -> bool:
     return is_positional(info) or (isinstance(extra, dict) and bool(extra.get("flag_only")))
 
 
+def has_flag(info: FieldInfo) -> bool:
+    """Return True if the field can be given on the command line: no table, and no secret."""
+    extra = info.json_schema_extra
+    return not is_table(info) and not (isinstance(extra, dict) and bool(extra.get("no_flag")))
+
+
 def to_flag(key: str) -> str:
     """Return the command-line flag for a key, such as `--nats-port` for `nats_port`."""
     return "--" + key.replace("_", "-")
@@ -127,7 +133,8 @@ def load_settings(
     A flag overrides an environment variable, and a variable overrides a key of the file. For a
     subclass of `DiscoverySettings`, the addresses `nats` and `url` come from a `millstream up` that
     runs in the data directory, if one does and they were not given otherwise, and so does the API
-    key of a client of the gateway; with `--data-dir` as a flag, they override those of environment
+    key of a client of the gateway; its admin service, with the key, is taken unless `nats` is that
+    of another cell; with `--data-dir` as a flag, they override those of environment
     and file. Raises `UsageError`, whose text says where the value was given, for an unknown key or
     variable, a missing or invalid value, a file that cannot be read, or a `--data-dir` flag without
     a running `millstream up`.
@@ -140,7 +147,7 @@ def load_settings(
         raw.set(key, value, to_flag(key))
     known = fields_by_key(settings)
     if issubclass(settings, DiscoverySettings):
-        _add_running_up(raw, flags, reads_key="url" in known)
+        _add_running_up(raw, flags, reads_key="url" in known, asks_admin="admin" in known)
     used = {k for k in raw.values.keys() & known if k in flags or not is_flag_only(known[k])}
     values = {key: _split_list(raw.values[key], known[key]) for key in used}
     try:
@@ -149,12 +156,15 @@ def load_settings(
         raise UsageError(_describe_errors(error, raw, known)) from None
 
 
-def _add_running_up(raw: RawSettings, flags: Mapping[str, Any], *, reads_key: bool) -> None:
+def _add_running_up(
+    raw: RawSettings, flags: Mapping[str, Any], *, reads_key: bool, asks_admin: bool
+) -> None:
     """Add what the data directory tells: the addresses of the `millstream up` that runs there.
 
-    With `reads_key`, the API key that it keeps is added, too. They replace those of environment and
-    file only if `--data-dir` was given as a flag; then it is a `UsageError` if none runs there and
-    no address was given.
+    With `reads_key`, the API key that it keeps is added, too; with `asks_admin` the address of its
+    admin service, which that key opens, unless NATS is another cell's. They replace those of
+    environment and file only if `--data-dir` was given as a flag; then it is a `UsageError` if none
+    runs there and no address was given.
     """
     data_dir = Path(str(raw.values.get("data_dir", DATA_DIR)))
     named = "data_dir" in flags
@@ -171,6 +181,16 @@ def _add_running_up(raw: RawSettings, flags: Mapping[str, Any], *, reads_key: bo
         found["api_key"] = api_key
     for key in found.keys() & wanted:
         raw.set(key, found[key], str(data_dir))
+    if asks_admin and up and up.admin and raw.values["nats"] == up.nats:
+        _add_admin(raw, up.admin, data_dir)
+
+
+def _add_admin(raw: RawSettings, url: str, data_dir: Path) -> None:
+    if raw.values.get("admin"):
+        return
+    raw.set("admin", url, str(data_dir))
+    if not (raw.values.get("admin_key") or raw.values.get("admin_key_file")):
+        raw.set("admin_key", _read_api_key(data_dir), str(data_dir))
 
 
 def _read_api_key(data_dir: Path) -> str | None:
@@ -267,7 +287,7 @@ def _describe_error(
     if kind == "extra_forbidden":
         nearest = suggest_nearest(str(loc[-1]), fields_by_key(row_model(known[key])))
         return f"{origin}: unknown key{nearest}"
-    shown = "" if "key" in key or key in ("tenants", "nats") else f", not {value!r}"
+    shown = "" if "key" in key or key in ("admin", "nats", "tenants") else f", not {value!r}"
     return f"{origin}: {message}{shown}"
 
 

@@ -114,7 +114,7 @@ def combine_digests(files: Mapping[str, str]) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raises `ArtifactRefused` if it is not JSON.
+    """Return the content of a JSON file; raises `ArtifactRefused` if it is not JSON in UTF-8.
 
     Raises OSError if the file cannot be read.
     """
@@ -122,7 +122,7 @@ def read_json(path: Path) -> Any:
     if content.startswith(LFS_POINTER):
         raise ArtifactRefused(path.name, IS_LFS_POINTER)
     try:
-        return json.loads(content)
+        return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ArtifactRefused(path.name, f"is not JSON ({error})") from None
 

@@ -1,10 +1,10 @@
-"""Reads a classifier's labels and activation from config.json, as transformers reads them."""
+"""Reads a classifier's labels and activation, as transformers and sentence-transformers do."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from registry.artifact_verification import ArtifactRefused, positive
-from registry.sentence_encoder import read_activation
+from registry.artifact_verification import ArtifactRefused, ReadJson, positive
+from registry.sentence_encoder import read_activation, read_reranker_activation
 
 _FILE = "config.json"
 _NAMES = "id2label"
@@ -32,20 +32,23 @@ def count_labels(config: Mapping[str, Any]) -> int:
     return len(names)
 
 
-def check_classifier(config: Mapping[str, Any]) -> None:
-    """Raise `ArtifactRefused` for labels or an activation that cannot be served."""
+def check_classifier(config: Mapping[str, Any], read: ReadJson) -> None:
+    """Raise `ArtifactRefused` for labels, modules or an activation that cannot be served."""
     labels = count_labels(config)
-    named_activation(config)
+    named_activation(config, read)
     if config.get("problem_type") == "single_label_classification" and labels == 1:
         reason = "single_label_classification needs two labels or more: write regression for one"
         raise ArtifactRefused(_FILE, f"has one label, and problem_type {reason}")
 
 
-def named_activation(config: Mapping[str, Any]) -> str | None:
-    """Return the activation that a cross-encoder's configuration names; None if it names none.
+def named_activation(config: Mapping[str, Any], read: ReadJson) -> str | None:
+    """Return the activation that a cross-encoder's files name; None if they name none.
 
-    Raises `ArtifactRefused` for an unknown one.
+    `read` reads those beside config.json, which come first. Raises `ArtifactRefused` for an unknown
+    one.
     """
+    if newer := read_reranker_activation(read):
+        return newer
     settings = config.get("sentence_transformers") or {}
     if not isinstance(settings, dict):
         raise ArtifactRefused(_FILE, f"sentence_transformers is {settings!r}, not an object")

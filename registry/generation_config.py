@@ -2,12 +2,14 @@
 
 `do_sample` is not read: a file in which it is false, or missing, gives no other defaults, since the
 API's own is to sample. Neither are lengths (`max_length`, `max_new_tokens`), which a model's record
-has (`default_max_tokens`), nor what the engine cannot do, such as beams.
+has (`default_max_tokens`). What the engine cannot do, such as beams, is left out with a warning.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from registry.artifact_verification import ArtifactRefused, ReadJson
+from registry.checkpoints.findings import Finding
 from streams.messages import GREEDY_BELOW, SamplingDefaults
 
 FILE = "generation_config.json"
@@ -19,6 +21,46 @@ _RANGES = {
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 100),
 }
+# What changes `generate`'s answers and is not done here, with the values that change nothing
+_LEFT_OUT: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "guidance_scale": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({}, []),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "watermarking_config": (),
+}
+
+
+def warn_of_settings_left_out(read: ReadJson) -> Iterator[Finding]:
+    """Yield a warning of settings with which `generate` would answer otherwise than this engine.
+
+    The file's content must be what `read_sampling_defaults` takes.
+    """
+    content = read(FILE) or {}
+    changing = [
+        name
+        for name, neutral in _LEFT_OUT.items()
+        if content.get(name) is not None and content[name] not in neutral
+    ]
+    if changing:
+        reason = f"has {', '.join(changing)}, which are left out, as in vLLM"
+        yield Finding(FILE, reason, is_refusal=False)
 
 
 def read_sampling_defaults(read: ReadJson) -> SamplingDefaults:

@@ -21,22 +21,30 @@ from nats.js.errors import NotFoundError
 
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, BrokerSubscription, StoreRefused, StreamMissing
-from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, PayloadTooLarge
 from streams.headers import EXPECTED_LAST
 from streams.subjects import PREFIX
 
 T = TypeVar("T")
 Decode = Callable[[str, bytes], T]
 Change = Callable[[T | None], bytes | None]
+Declares = Callable[[], bool]  # whether this process makes a bucket that is missing
 
 RESYNC_SECONDS = 30.0
 RETRY_SECONDS = 0.25
+MISSING_SECONDS = 0.1  # between two looks for a bucket that is about to be declared
 OPEN_SECONDS = 10.0
 CANCEL_SECONDS = 0.05
 MAX_BYTES = 256 * 2**20
 HISTORY = 8  # values kept of each key, so that the last good one is found behind unreadable ones
 REFUSED_RETRY_SECONDS = 5.0
+_HEADER_BYTES = 4096  # of a message's limit, for its subject and headers
 log = structlog.get_logger()
+
+
+def never() -> bool:
+    """Return False: this process declares no bucket."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,9 @@ class KvView(Generic[T]):
     (ValueError) is logged, and the key keeps its last good one, also for views that open later: one
     bad record, or one of a newer release, takes nothing away.
 
-    A bucket that was lost, or made anew, leaves the values as they were; a view that `restores`
-    writes them back into it, unless somebody has written or deleted their keys there.
+    A bucket that was lost, or made anew, leaves the values as they were. Only a view whose
+    `declares()` returns True, that of the admin service that leads, makes a missing bucket and
+    writes the values back into it, unless somebody has written or deleted their keys there.
     """
 
     def __init__(
@@ -67,11 +76,11 @@ class KvView(Generic[T]):
         broker: Broker,
         name: str,
         decode: Decode[T],
-        replicas: int,
-        restores: bool = False,
+        declares: Declares = never,
+        replicas: int = 1,
     ) -> None:
         self._broker, self._name, self._decode, self._replicas = broker, name, decode, replicas
-        self._restores = restores
+        self._declares = declares
         self._values: dict[str, T] = {}
         self._stored: dict[str, bytes] = {}  # what the values were decoded from
         self._revisions: dict[str, int] = {}  # deleted keys included: the last sequence per subject
@@ -79,7 +88,7 @@ class KvView(Generic[T]):
         self._created: datetime | None = None  # when the bucket was made that the values are from
         self._refusal: BrokerMisconfigured | None = None  # why the bucket cannot be made
         self._came_while_reading: list[KvEntry] | None = None
-        self._is_synced = False
+        self._is_synced = self._is_missing = False
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
@@ -95,7 +104,7 @@ class KvView(Generic[T]):
         return self._values
 
     async def open(self, seconds: float = OPEN_SECONDS) -> Self:
-        """Start following the bucket, creating it if missing; return once its contents are loaded.
+        """Start following the bucket; return once its contents are loaded.
 
         Raises `BrokerUnavailable` if they are not after `seconds`, and `BrokerMisconfigured` if
         the broker refuses the bucket; the view is closed then.
@@ -106,6 +115,11 @@ class KvView(Generic[T]):
             await self.wait_until(lambda: self._is_synced or self._refusal is not None, seconds)
             if self._refusal:
                 raise self._refusal
+        except BrokerUnavailable:
+            await self.close()
+            if self._is_missing:
+                raise BucketMissing(self._name, seconds) from None
+            raise
         except BaseException:
             await self.close()
             raise
@@ -155,8 +169,8 @@ class KvView(Generic[T]):
 
         `change` gets the current value (None: no such key) and returns the bytes to store, or None
         to delete the key. It is called again if another writer was faster. Nothing is written if
-        the value would not change. Raises `BrokerUnavailable` if the broker does not answer, or
-        `StoreRefused`.
+        the value would not change. Raises `PayloadTooLarge` for a value that NATS does not carry,
+        `BrokerUnavailable` if the broker does not answer, or `StoreRefused`.
         """
         while not await self._try_write(key, change):
             pass
@@ -168,6 +182,8 @@ class KvView(Generic[T]):
         is_newest = self._unreadable.get(key, -1) < known
         if is_newest and current == (wanted if wanted is None else self._decode(key, wanted)):
             return True
+        if len(wanted or b"") > (limit := self._broker.max_payload - _HEADER_BYTES):
+            raise PayloadTooLarge(len(wanted or b""), limit)  # NATS would close the connection
         headers = {EXPECTED_LAST: str(known)}
         if wanted is None:
             headers["KV-Operation"] = "DEL"
@@ -198,6 +214,8 @@ class KvView(Generic[T]):
                 self._refusal = refusal
                 self._changed.set()
                 await asyncio.sleep(REFUSED_RETRY_SECONDS)
+            except StreamMissing:
+                await asyncio.sleep(MISSING_SECONDS)
             except (NatsError, BrokerUnavailable, StoreRefused, OSError) as error:
                 log.warning("kv_view_interrupted", bucket=self._name, error=repr(error))
                 await asyncio.sleep(RETRY_SECONDS)
@@ -211,8 +229,8 @@ class KvView(Generic[T]):
         A bucket that is another one than before adds to the values, and gets what it lacks back.
         """
         self._stale.clear()
-        may_create = self._restores or self._created is None
-        created = await declare_bucket(self._broker, self._name, self._replicas, may_create)
+        declares = self._declares()
+        created = await (self._declare() if declares else self._find_bucket())
         if self._subscription is None:
             subject = _changes_subject(self._name)
             self._subscription = await self._broker.subscribe(subject, self._on_republished)
@@ -222,9 +240,24 @@ class KvView(Generic[T]):
         is_another = self._created not in (None, created)
         self._replace(entries + self._came_while_reading, keep=is_another)
         self._came_while_reading = None
-        if is_another and self._restores:
+        if is_another and declares:
             await self._restore()
         self._created, self._refusal = created, None
+
+    async def _declare(self) -> datetime | None:
+        return await declare_bucket(self._broker, self._name, self._replicas)
+
+    async def _find_bucket(self) -> datetime | None:
+        """Return when the bucket was created; raises `StreamMissing` if there is none."""
+        try:
+            info = await declaration.stream_info(self._broker, f"KV_{self._name}")
+        except NotFoundError:
+            if not self._is_missing:
+                log.warning("bucket_missing", bucket=self._name)
+            self._is_missing = True
+            raise StreamMissing(f"there is no bucket {self._name!r}") from None
+        self._is_missing = False
+        return info.created
 
     def _replace(self, entries: list[KvEntry], *, keep: bool) -> None:
         before, self._revisions = self._revisions, {}
@@ -291,14 +324,11 @@ class KvView(Generic[T]):
             observer()
 
 
-async def declare_bucket(
-    broker: Broker, name: str, replicas: int, may_create: bool = True
-) -> datetime | None:
+async def declare_bucket(broker: Broker, name: str, replicas: int) -> datetime | None:
     """Create a KV bucket, or update one to republish its changes, keep history and take all values.
 
     Its number of replicas may grow, but never shrinks. Safe from several services at once. Returns
-    when it was created. Raises `BrokerUnavailable`, as where it is missing and this process may not
-    create it, or `BrokerMisconfigured`.
+    when it was created. Raises `BrokerUnavailable` or `BrokerMisconfigured`.
     """
     republish = RePublish(src=f"$KV.{name}.>", dest=_changes_subject(name))
     config = _bucket_config(name, replicas, republish)
@@ -307,8 +337,6 @@ async def declare_bucket(
         try:
             info = await declaration.stream_info(broker, config.name)
         except NotFoundError:
-            if not may_create:
-                raise StreamMissing(f"the bucket {name!r} is gone") from None
             await declaration.create_stream(broker, config)
             info = await declaration.stream_info(broker, config.name)
         known = info.config
@@ -324,6 +352,17 @@ async def declare_bucket(
         if wanted.as_dict() != known.as_dict():
             await broker.js.update_stream(wanted)
     return info.created
+
+
+class BucketMissing(BrokerUnavailable):
+    """A bucket does not exist, and nobody has declared it within `seconds`."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__(
+            f"there is no bucket {name!r} after {seconds:g} s: `millstream admin` declares it; "
+            "start one"
+        )
+        self.name, self.seconds = name, seconds
 
 
 def _changes_subject(name: str) -> str:

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.artifact_verification import ArtifactRefused, combine_digests, hash_files, read_json
+from registry.artifact_verification import (
+    ArtifactRefused,
+    combine_digests,
+    hash_files,
+    list_files,
+    read_json,
+)
 from registry.checkpoints.families import FAMILIES
 from registry.checkpoints.safetensors_header import Tensors, TensorShape, read_shapes
 from registry.checkpoints.weight_files import read_weights
-from registry.models import Adapter, Model, Version
+from registry.models import Adapter, EngineKind, Model, Version
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ENGINE = "transformers"  # the only engine that serves adapters
@@ -57,12 +63,37 @@ def adapter_from(directory: Path, name: str, model: Model, version: Version) -> 
     `version` of `model` is what the adapter was trained on. Raises `ArtifactRefused` with the
     reason if it cannot be served. Reads and hashes every file: call it in a thread.
     """
-    if model.engine != ENGINE:
-        reason = f"is no adapter for {model.name!r}: the engine {model.engine!r} serves none"
+    check_engine(directory, model.name, model.engine)
+    found = read_adapter(directory, Path(version.directory) if version.directory else None)
+    files = hash_files(directory)
+    return Adapter(
+        name=name,
+        model=model.name,
+        directory=str(directory.resolve()),
+        files=files,
+        digest=combine_digests(files),
+        rank=max(pair.rank for pair in found.values()),
+        parameters=count_parameters(found),
+        targets=list_targets(found),
+    )
+
+
+def check_engine(directory: Path, model: str, engine: EngineKind) -> None:
+    """Raise `ArtifactRefused` if the engine of an adapter's `model` serves no adapters."""
+    if engine != ENGINE:
+        reason = f"is no adapter for {model!r}: the engine {engine!r} serves none"
         raise ArtifactRefused(str(directory), reason)
+
+
+def read_adapter(directory: Path, base: Path | None) -> dict[str, LoraPair]:
+    """Return the low-rank pairs of the LoRA adapter in `directory`, by module.
+
+    `base` is the directory of its model, None without local files: what can be checked without them
+    is checked then. Raises `ArtifactRefused` with the reason if the adapter cannot be served.
+    """
     if (directory / "config.json").exists() and not (directory / CONFIG).exists():
         raise ArtifactRefused(CONFIG, f"is missing; {directory} is a model: leave out --adapter-of")
-    files = hash_files(directory)
+    files = list_files(directory)
     for path in (CONFIG, WEIGHTS):
         if path not in files:
             raise ArtifactRefused(path, "is missing; an adapter is a directory that peft has saved")
@@ -71,20 +102,21 @@ def adapter_from(directory: Path, name: str, model: Model, version: Version) -> 
     found = pair_tensors(read_shapes(directory / WEIGHTS))
     for module, pair in found.items():
         lora_scale(config, module, pair.rank)
-    known = _read_module_shapes(version)
+    known = _read_module_shapes(base)
     _check_modules(found, known)
-    if _has_known_names(version):
+    if _has_known_names(base):
         _check_complete(config, found, known)
-    return Adapter(
-        name=name,
-        model=model.name,
-        directory=str(directory.resolve()),
-        files=files,
-        digest=combine_digests(files),
-        rank=max(pair.rank for pair in found.values()),
-        parameters=sum(p.rank * (p.inputs + p.outputs) for p in found.values()),
-        targets=sorted({module.rpartition(".")[2] for module in found}),
-    )
+    return found
+
+
+def count_parameters(pairs: Mapping[str, LoraPair]) -> int:
+    """Return how many numbers an adapter's matrices have."""
+    return sum(pair.rank * (pair.inputs + pair.outputs) for pair in pairs.values())
+
+
+def list_targets(pairs: Mapping[str, LoraPair]) -> list[str]:
+    """Return the names of the modules that an adapter changes, such as `q_proj`, without paths."""
+    return sorted({module.rpartition(".")[2] for module in pairs})
 
 
 def check_config(config: Any) -> None:
@@ -203,22 +235,22 @@ def _names_a_layer(target: object) -> bool:
     return any(part.isdigit() for part in str(target).split("."))
 
 
-def _has_known_names(version: Version) -> bool:
+def _has_known_names(base: Path | None) -> bool:
     """Return whether the names in the model's files are those of its layers, and of no others.
 
     A model with a second tower, or with experts in one tensor, has modules that peft calls or
     counts otherwise.
     """
-    return str(_read_config(version).get("model_type")) in FAMILIES
+    return str(_read_config(base).get("model_type")) in FAMILIES
 
 
-def _read_module_shapes(version: Version) -> dict[str, set[TensorShape]]:
+def _read_module_shapes(base: Path | None) -> dict[str, set[TensorShape]]:
     """Return the shapes of a model's weights by path in the layer; empty without local files.
 
     Those of experts and their routers are left out, since no linear module computes them.
     """
     found: dict[str, set[TensorShape]] = {}
-    for tensor, header in _read_tensors(version).items():
+    for tensor, header in _read_tensors(base).items():
         module = tensor.removesuffix(".weight")
         place = _path_in_layer(module)
         if place and not _EXPERT.search(module) and not _ROUTER.search(module):
@@ -226,19 +258,17 @@ def _read_module_shapes(version: Version) -> dict[str, set[TensorShape]]:
     return found
 
 
-def _read_tensors(version: Version) -> Tensors:
+def _read_tensors(base: Path | None) -> Tensors:
     """Return the tensors of a model's weight files; empty where they cannot be read."""
-    directory = Path(version.directory or "")
     try:
-        return read_weights(directory, _read_config(version))[0] if version.directory else {}
+        return read_weights(base, _read_config(base))[0] if base else {}
     except ArtifactRefused:
         return {}
 
 
-def _read_config(version: Version) -> dict[str, Any]:
+def _read_config(base: Path | None) -> dict[str, Any]:
     """Return the content of a model's config.json; empty without one."""
-    path = Path(version.directory or "") / "config.json"
-    config = read_json(path) if version.directory and path.exists() else None
+    config = read_json(base / "config.json") if base and (base / "config.json").exists() else None
     return config if isinstance(config, dict) else {}
 
 

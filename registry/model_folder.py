@@ -3,10 +3,10 @@
 from itertools import islice
 from pathlib import Path
 
-from registry.added_tokens import TOKENIZER
 from registry.artifact_verification import PICKLES, ArtifactRefused
 from registry.lora_inspection import CONFIG as ADAPTER_CONFIG
 from registry.lora_inspection import WEIGHTS as ADAPTER_WEIGHTS
+from registry.tokenizer.added_tokens import TOKENIZER
 
 ADAPTER_BESIDE_MODEL = (
     f"has a model and {ADAPTER_CONFIG}: move the adapter's files to a folder of their own, and "
@@ -86,7 +86,8 @@ def _describe_without_weights(directory: Path) -> str:
 def _adapter_advice() -> str:
     return (
         f"is an adapter ({ADAPTER_CONFIG}), not a model: register it for its model with "
-        "`millstream models add PATH --name NAME --adapter-of MODEL`"
+        "`millstream models add PATH --name NAME --adapter-of MODEL`, or check it with "
+        "`millstream models check PATH --adapter-of DIR`"
     )
 
 

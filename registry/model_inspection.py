@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.added_tokens import check_token_ids, load_tokenizer
 from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
@@ -17,27 +16,32 @@ from registry.artifact_verification import (
     positive,
     read_json_object,
 )
-from registry.chat_templates import read_chat_template
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.model_types import (
     CLASSIFIES,
     check_architecture,
     complete,
+    names_generator,
     read_setting,
     text_settings,
 )
 from registry.checkpoints.model_weights import check_vector_layers, check_weights
 from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
 from registry.classifier import check_classifier, count_labels
-from registry.generation_config import read_sampling_defaults
+from registry.generation_config import read_sampling_defaults, warn_of_settings_left_out
 from registry.model_folder import check_model_folder
 from registry.models import EngineKind, Model, Task, Version
-from registry.sentence_encoder import read_text_settings, read_vector_modules
+from registry.sentence_encoder import (
+    is_sentence_encoder,
+    read_text_settings,
+    read_vector_modules,
+)
+from registry.tokenizer.added_tokens import check_token_ids, load_tokenizer
+from registry.tokenizer.chat_templates import read_chat_template
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _BEHIND_PADDING = ("roberta", "camembert", "mpnet", "longformer", "data2vec-text")
 _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
-_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,12 @@ def inspect_model(directory: Path) -> ModelDescription:
 
 def _describe(directory: Path, config: dict[str, Any]) -> ModelDescription:
     architectures = _read_architectures(config)
-    if any(each.endswith(CLASSIFIES) for each in architectures):
+    pools = is_sentence_encoder(json_reader(directory))
+    if any(each.endswith(CLASSIFIES) for each in architectures) and not pools:
         return _describe_classifier(directory, config)
     if (directory / "modules.json").exists():
         return _describe_encoder(directory, config)
-    if not any(each.endswith(_GENERATES) for each in architectures):
+    if not any(names_generator(config, each) for each in architectures):
         raise ArtifactRefused(
             "config.json",
             f"architectures {config.get('architectures')} is no causal language model and no "
@@ -89,19 +94,21 @@ def check_model(directory: Path) -> list[Finding]:
     From headers, config.json and tokeniser files alone: a checkpoint without a finding may still be
     refused by the worker that loads it.
     """
+    read = json_reader(directory)
     try:
         check_model_folder(directory)
         list_files(directory)
         config = _read_config(directory)
         described = _describe(directory, config)
         check_architecture(config, described.engine)
-        check_token_ids(load_tokenizer(directory, described.vocab_size), json_reader(directory))
+        check_token_ids(load_tokenizer(directory, described.vocab_size), read)
     except ArtifactRefused as refused:
         return [Finding(refused.path, refused.reason)]
     return [
         *_warn_of_unread_files(directory),
         *check_weights(directory, config, described.engine),
         *(check_vector_layers(directory) if described.engine == "embed" else ()),
+        *(warn_of_settings_left_out(read) if described.engine == "transformers" else ()),
         *check_tokenizer(directory, described.vocab_size, described.chat_template),
         *check_template(directory, described.chat_template),
     ]
@@ -187,7 +194,8 @@ def _first_number(config: dict[str, Any], keys: tuple[str, ...]) -> int:
         for key in keys:
             if number := positive(read_setting(part, key)):
                 return number
-    raise ArtifactRefused("config.json", f"has none of {', '.join(keys)}")
+    reason = f"has none of {', '.join(keys)}: write the first of them into it"
+    raise ArtifactRefused("config.json", reason)
 
 
 def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescription:
@@ -195,31 +203,31 @@ def _describe_encoder(directory: Path, config: dict[str, Any]) -> ModelDescripti
     return ModelDescription(
         "embed",
         "embed",
-        _longest_input(directory, config),
+        _longest_input(directory, config, "embed"),
         _first_number(config, ("vocab_size",)),
         embedding_dimensions=modules.dimensions(_first_number(config, _WIDTHS)),
     )
 
 
 def _describe_classifier(directory: Path, config: dict[str, Any]) -> ModelDescription:
-    check_classifier(config)
+    check_classifier(config, json_reader(directory))
     return ModelDescription(
         "classify",
         "classify",
-        _longest_input(directory, config),
+        _longest_input(directory, config, "classify"),
         _first_number(config, ("vocab_size",)),
         num_labels=count_labels(config),
     )
 
 
-def _longest_input(directory: Path, config: dict[str, Any]) -> int:
+def _longest_input(directory: Path, config: dict[str, Any], engine: EngineKind) -> int:
     """Return the tokens that the model has positions for, or was trained with if that is less."""
     length = _first_number(config, _LENGTHS)
     if any(kind in str(config.get("model_type")) for kind in _BEHIND_PADDING):
         # These models number their positions from the padding token's id + 1.
         padding = config.get("pad_token_id")
         length -= (1 if padding is None else positive(padding) or 0) + 1
-    trained = read_text_settings(json_reader(directory)).max_tokens
+    trained = read_text_settings(json_reader(directory), engine).max_tokens
     return min(length, trained or _tokenizer_limit(directory) or length)
 
 

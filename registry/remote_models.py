@@ -12,17 +12,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from registry.added_tokens import TOKENIZER, load_tokenizer
 from registry.artifact_verification import (
     SHORT_DIGEST,
     ArtifactRefused,
     combine_digests,
     hash_files,
 )
-from registry.chat_templates import read_chat_template
 from registry.destination_policy import THIS_MACHINE_ONLY, DestinationRefused
 from registry.model_inspection import read_context_length
 from registry.models import Model, Record, Task, Version
+from registry.tokenizer.added_tokens import TOKENIZER, load_tokenizer
+from registry.tokenizer.chat_templates import read_chat_template
 from registry.upstream_addresses import validate_url
 from streams.errors import MillstreamError
 

@@ -1,6 +1,6 @@
-"""Reads a sentence encoder's directory as sentence-transformers does: modules, prompts, limits.
+"""Reads the files of sentence-transformers, of encoders and rerankers: modules, prompts, limits.
 
-Worker, gateway and registry read it here, so that one of them never takes what another one refuses.
+Worker, gateway and registry read them here, so that none of them takes what another one refuses.
 """
 
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from registry.artifact_verification import ArtifactRefused, ReadJson, positive, read_object
+from registry.models import EngineKind
+from registry.tokenizer.token_types import marks_second_text
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
@@ -23,7 +25,7 @@ _POOLING_FLAGS: dict[str, PoolingMode] = {
 DEFAULT_MODES: tuple[PoolingMode, ...] = ("mean",)
 LAYERS = ("Dense", "LayerNorm", "Normalize", "Dropout")
 ACTIVATIONS = ("Identity", "Sigmoid", "Tanh", "ReLU", "GELU", "SiLU")  # classes of torch.nn
-_SETTINGS = "config_sentence_transformers.json"
+_MODULES, _SETTINGS = "modules.json", "config_sentence_transformers.json"
 _TRANSFORMER_SETTINGS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -31,15 +33,32 @@ _TRANSFORMER_SETTINGS = tuple(
 
 
 @dataclass(frozen=True)
-class TextSettings:
-    """Changes to a text before a sentence encoder's tokeniser gets it.
+class _ModelKind:
+    """What sentence-transformers calls a kind of model, its transformer's task, and the output."""
 
-    `prompt` is put before it, and it is lowered if `lower_case` is set. `max_tokens` is the longest
-    input that the encoder was made for, None if it does not say.
+    model_type: str
+    task: str
+    output: str
+
+
+_KINDS: dict[EngineKind, _ModelKind] = {
+    "embed": _ModelKind("SentenceTransformer", "feature-extraction", "last_hidden_state"),
+    "classify": _ModelKind("CrossEncoder", "sequence-classification", "logits"),
+}
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """How texts become the input of a sentence encoder or reranker.
+
+    `prompt` is put before a text, or the first one of a pair; texts are lowered if `lower_case` is
+    set. Tokens of a pair's second text have another type if `marks_second_text` is set.
+    `max_tokens` is the longest input that the model was made for, None if it does not say.
     """
 
     prompt: str = ""
     lower_case: bool = False
+    marks_second_text: bool = False
     max_tokens: int | None = None
 
 
@@ -141,20 +160,47 @@ def read_activation(path: object, file: str) -> str:
     return name
 
 
-def read_text_settings(read: ReadJson) -> TextSettings:
-    """Return what an encoder's files say is done to texts.
+def is_sentence_encoder(read: ReadJson) -> bool:
+    """Return whether a directory's modules make vectors of texts, whatever its architecture is."""
+    return any(_kind_of(module) == "Pooling" for module in read(_MODULES) or ())
 
-    Raises `ArtifactRefused` if the prompt that is used by default is not among its prompts.
+
+def read_text_settings(read: ReadJson, engine: EngineKind) -> TextSettings:
+    """Return what a model's files say is done to texts before its `embed` or `classify` engine.
+
+    A classifier without modules.json is one of transformers alone, which reads none of the files of
+    sentence-transformers. Raises `ArtifactRefused` for settings that make other inputs of texts
+    than this engine, and if the default prompt is not among the prompts.
     """
+    if engine == "classify" and not read(_MODULES):
+        return TextSettings(marks_second_text=marks_second_text(read))
     name, transformer = _transformer_settings(read)
-    if transformer.get("transformer_task", "feature-extraction") != "feature-extraction":
-        raise ArtifactRefused(name, f"has the transformer_task {transformer['transformer_task']!r}")
+    _check_transformer(name, transformer, _KINDS[engine])
+    settings = read_object(read, _SETTINGS)
+    _check_model_type(settings, _KINDS[engine])
     limit = transformer.get("max_seq_length")
     return TextSettings(
-        _default_prompt(read_object(read, _SETTINGS)),
+        _default_prompt(settings),
         bool(transformer.get("do_lower_case")),
+        marks_second_text(read),
         positive(limit),
     )
+
+
+def read_reranker_activation(read: ReadJson) -> str | None:
+    """Return the activation that a reranker's files name beside config.json; None if none does.
+
+    Raises `ArtifactRefused` for modules other than one transformer, and an unknown activation.
+    """
+    modules = read(_MODULES)
+    if not modules:
+        return None
+    if [_kind_of(module) for module in modules] != ["Transformer"] or modules[0].get("path"):
+        kinds = ", ".join(map(_kind_of, modules))
+        reason = f"has the modules {kinds}: a classifier has one Transformer (path: '')"
+        raise ArtifactRefused(_MODULES, reason)
+    path = read_object(read, _SETTINGS).get("activation_fn")
+    return read_activation(path, _SETTINGS) if path else None
 
 
 def read_vector_modules(read: ReadJson) -> VectorModules:
@@ -163,18 +209,18 @@ def read_vector_modules(read: ReadJson) -> VectorModules:
     Without a pooling module it is the mean of all tokens. Raises `ArtifactRefused` for a module, a
     pooling mode or an order of modules that is not supported.
     """
-    modules = [_read_module(read, module) for module in read("modules.json") or ()]
+    modules = [_read_module(read, module) for module in read(_MODULES) or ()]
     kinds = [module.kind for module in modules]
     if unknown := sorted({*kinds} - {"Transformer", "Pooling", *LAYERS}):
-        raise ArtifactRefused("modules.json", f"has modules unknown here: {', '.join(unknown)}")
+        raise ArtifactRefused(_MODULES, f"has modules unknown here: {', '.join(unknown)}")
     if kinds[:1] != ["Transformer"] or kinds.count("Transformer") > 1 or modules[0].path:
         raise ArtifactRefused(
-            "modules.json",
+            _MODULES,
             "must begin with one Transformer, whose files are at the top (path: '')",
         )
     pooling = [module for module in modules if module.kind == "Pooling"]
     if (pooling and kinds[1] != "Pooling") or len(pooling) > 1:
-        raise ArtifactRefused("modules.json", "must have one Pooling, behind the Transformer")
+        raise ArtifactRefused(_MODULES, "must have one Pooling, behind the Transformer")
     layers = tuple(module for module in modules if module.kind in LAYERS)
     for layer in layers:
         _check_layer(layer)
@@ -190,6 +236,29 @@ def _transformer_settings(read: ReadJson) -> tuple[str, dict[str, Any]]:
         if content := read_object(read, name):
             return name, content
     return _TRANSFORMER_SETTINGS[0], {}
+
+
+def _check_transformer(name: str, settings: dict[str, Any], kind: _ModelKind) -> None:
+    """Raise `ArtifactRefused` unless a transformer makes its output of texts, in the usual way."""
+    task = settings.get("transformer_task", kind.task)
+    if task != kind.task:
+        raise ArtifactRefused(name, f"has the transformer_task {task!r}, not {kind.task!r}")
+    usual = {"method": "forward", "method_output_name": kind.output}
+    modalities = settings.get("modality_config") or {"text": usual}
+    text = modalities.get("text") if isinstance(modalities, dict) else None
+    if not isinstance(text, dict) or {**text, **usual} != text:
+        reason = f"{text!r} for text: forward to {kind.output} is run, without a chat template"
+        raise ArtifactRefused(name, f"has in modality_config {reason}")
+    if changed := settings.get("processing_kwargs"):
+        raise ArtifactRefused(name, f"has processing_kwargs {changed!r}, which are not supported")
+
+
+def _check_model_type(settings: dict[str, Any], kind: _ModelKind) -> None:
+    """Raise `ArtifactRefused` for a model of another kind, such as one vector for each token."""
+    found = settings.get("model_type", kind.model_type)
+    if found != kind.model_type:
+        reason = f"has the model_type {found!r}: only {kind.model_type} is run with these modules"
+        raise ArtifactRefused(_SETTINGS, reason)
 
 
 def _default_prompt(settings: dict[str, Any]) -> str:
@@ -212,10 +281,14 @@ def _truncate_dim(settings: dict[str, Any]) -> int | None:
 
 
 def _read_module(read: ReadJson, module: dict[str, Any]) -> VectorLayer:
-    kind = str(module["type"]).rpartition(".")[2]
     path = str(module.get("path") or "").strip("/")
     settings = read_object(read, f"{path}/config.json") if path else {}
-    return VectorLayer(kind, path, settings)
+    return VectorLayer(_kind_of(module), path, settings)
+
+
+def _kind_of(module: dict[str, Any]) -> str:
+    """Return the name of a module's class, from a path such as `sentence_transformers…Pooling`."""
+    return str(module["type"]).rpartition(".")[2]
 
 
 def _check_layer(layer: VectorLayer) -> None:

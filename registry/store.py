@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
-from registry.kv_view import OPEN_SECONDS, KvView
+from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
 from registry.models import INHERITED_FIELDS, Adapter, Alias, Model, Version
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError, ModelNotFound
@@ -16,6 +16,8 @@ _MODEL, _ALIAS, _ADAPTER = "model.", "alias.", "adapter."
 class NameTaken(MillstreamError):
     """The name for a new alias or adapter already belongs to a model or an alias."""
 
+    code = "name_taken"
+
     def __init__(self, name: str) -> None:
         super().__init__(f"{name!r} is a model's own name")
         self.name = name
@@ -23,6 +25,8 @@ class NameTaken(MillstreamError):
 
 class VersionExists(MillstreamError):
     """A version with this id is registered with other files; a version's files never change."""
+
+    code = "version_exists"
 
     def __init__(self, model: str, version: str) -> None:
         super().__init__(
@@ -47,8 +51,8 @@ class Registry:
     `StoreRefused`.
     """
 
-    def __init__(self, broker: Broker, replicas: int = 1, *, restores: bool = False) -> None:
-        self._view = KvView[Model | Alias | Adapter](broker, BUCKET, _decode, replicas, restores)
+    def __init__(self, broker: Broker, declares: Declares = never, replicas: int = 1) -> None:
+        self._view = KvView[Model | Alias | Adapter](broker, BUCKET, _decode, declares, replicas)
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, Alias] = {}
         self._adapters: dict[str, Adapter] = {}
@@ -59,16 +63,17 @@ class Registry:
         cls,
         broker: Broker,
         *,
-        replicas: int = 1,
         seconds: float = OPEN_SECONDS,
-        restores: bool = False,
+        declares: Declares = never,
+        replicas: int = 1,
     ) -> Self:
         """Return a registry whose contents are loaded; they are kept current until `close`.
 
-        Raises `BrokerUnavailable` if they have not come after `seconds`. With `restores`, a bucket
-        that is lost is made anew with the contents that it had.
+        Raises `BrokerUnavailable` if they have not come after `seconds`. While `declares()` returns
+        True, a bucket that is missing is made, and one that is lost is made anew with the contents
+        that it had.
         """
-        registry = cls(broker, replicas, restores=restores)
+        registry = cls(broker, declares, replicas)
         await registry._view.open(seconds)
         return registry
 

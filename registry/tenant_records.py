@@ -60,5 +60,5 @@ class Tenant(QuotaLimits):
     publishes: bool = False  # may submit over NATS: it gets an ingress stream
     certificates: tuple[str, ...] = ()  # names of client certificates that stand for this tenant
     source: Source = "config"
-    # The key that authenticated the request, if it has its own limits; not stored.
+    # The key that authenticated the request; not stored.
     key: ApiKey | None = Field(default=None, exclude=True)

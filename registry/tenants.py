@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import SecretStr
 
-from registry.kv_view import OPEN_SECONDS, KvView
+from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
 from registry.tenant_records import ApiKey, Source, Tenant
 from streams.base_settings import KeySettings, TenantSettings
 from streams.broker.broker_client import Broker
@@ -21,6 +21,8 @@ DEFAULT = "default"  # the tenant of the key given by `--api-key`; it may submit
 
 class KeyTaken(MillstreamError):
     """An API key already belongs to another tenant; the message names both tenants, not the key."""
+
+    code = "key_taken"
 
     def __init__(self, tenant: str, holder: str) -> None:
         super().__init__(f"a key of tenant {tenant!r} already belongs to tenant {holder!r}")
@@ -37,6 +39,39 @@ class CertificateTaken(MillstreamError):
         self.identity, self.tenant, self.holder = identity, tenant, holder
 
 
+class TenantExists(MillstreamError):
+    """A tenant that is to be added is there already."""
+
+    code = "tenant_exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the tenant {name!r} exists already")
+        self.name = name
+
+
+class TenantNotFound(MillstreamError):
+    """No tenant has this name."""
+
+    code = "tenant_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no tenant {name!r}")
+        self.name = name
+
+
+class TenantConfigured(MillstreamError):
+    """The tenant comes from a configuration file, which would undo a change made elsewhere."""
+
+    code = "tenant_configured"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the tenant {name!r} comes from the configuration file of the admin service: change "
+            f"the table [tenants.{name}] there and start the service again"
+        )
+        self.name = name
+
+
 class Tenants:
     """All tenants and their API keys, kept current and looked up without waiting.
 
@@ -44,8 +79,8 @@ class Tenants:
     `StoreRefused`.
     """
 
-    def __init__(self, broker: Broker, replicas: int = 1, *, restores: bool = False) -> None:
-        self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, replicas, restores)
+    def __init__(self, broker: Broker, declares: Declares = never, replicas: int = 1) -> None:
+        self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, declares, replicas)
         self._holders: dict[str, set[str]] | None = None  # tenants by their certificates' names
         self._view.on_change(self._forget_holders)
 
@@ -54,16 +89,17 @@ class Tenants:
         cls,
         broker: Broker,
         *,
-        replicas: int = 1,
         seconds: float = OPEN_SECONDS,
-        restores: bool = False,
+        declares: Declares = never,
+        replicas: int = 1,
     ) -> Self:
         """Return the tenants and keys once they are loaded; they are kept current until `close`.
 
-        Raises `BrokerUnavailable` if they have not come after `seconds`. With `restores`, a bucket
-        that is lost is made anew with the contents that it had.
+        Raises `BrokerUnavailable` if they have not come after `seconds`. While `declares()` returns
+        True, a bucket that is missing is made, and one that is lost is made anew with the contents
+        that it had.
         """
-        tenants = cls(broker, replicas, restores=restores)
+        tenants = cls(broker, declares, replicas)
         await tenants._view.open(seconds)
         return tenants
 
@@ -89,9 +125,9 @@ class Tenants:
     def authenticate(self, key: str) -> Tenant | None:
         """Return the tenant that an API key belongs to; None if there is none.
 
-        That is so for an unknown key, and for a tenant that was removed. If the key has limits of
-        its own, they are in the result's `key`. The key's hash is looked up, so the time this takes
-        says nothing about any key.
+        That is so for an unknown key, and for a tenant that was removed. The key's record is in the
+        result's `key`. The key's hash is looked up, so the time this takes says nothing about any
+        key.
         """
         return self.find_key_holder(hash_key(key))
 
@@ -101,9 +137,7 @@ class Tenants:
         if not isinstance(record, ApiKey):
             return None
         tenant = self.get(record.tenant)
-        if tenant and (record.has_limits or record.has_connection_limits):
-            return tenant.model_copy(update={"key": record})
-        return tenant
+        return tenant.model_copy(update={"key": record}) if tenant else None
 
     def has_key(self, tenant: str, digest: str) -> bool:
         """True while the API key with this `hash_key` belongs to `tenant`, and that exists."""
@@ -143,6 +177,44 @@ class Tenants:
         records = _make_records(tenant, [KeySettings(key=SecretStr(key)) for key in keys])
         _refuse_taken(records, self._view.values)
         await self._write(records)
+
+    async def add(self, tenant: Tenant) -> None:
+        """Add a tenant without keys; raises `TenantExists`."""
+        made = tenant.model_dump_json().encode()
+
+        def change(old: Tenant | ApiKey | None) -> bytes:
+            if old is not None:
+                raise TenantExists(tenant.name)
+            return made
+
+        await self._view.write(_TENANT + token(tenant.name), change)
+
+    async def change(self, name: str, fields: Mapping[str, object]) -> None:
+        """Set some fields of a tenant's record, by name; the others stay.
+
+        Raises `TenantNotFound`, or `TenantConfigured` for one that a configuration declares.
+        """
+
+        def change(old: Tenant | ApiKey | None) -> bytes:
+            tenant = _check_changeable(name, old)
+            changed = tenant.model_copy(update={**fields, "source": "api"})
+            return changed.model_dump_json().encode()
+
+        await self._view.write(_TENANT + name, change)
+
+    async def remove(self, name: str) -> None:
+        """Remove a tenant and then its keys; none of them works once this returns.
+
+        Raises as `change`.
+        """
+
+        def delete(old: Tenant | ApiKey | None) -> None:
+            _check_changeable(name, old)
+
+        await self._view.write(_TENANT + name, delete)
+        for key, record in list(self._view.values.items()):
+            if isinstance(record, ApiKey) and record.tenant == name:
+                await self._view.write(key, lambda _: None)
 
     async def apply_config(self, configured: Mapping[str, TenantSettings]) -> None:
         """Replace all tenants and keys that came from a configuration by those in `configured`.
@@ -196,6 +268,20 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
+def check_keys(configured: Mapping[str, TenantSettings], api_key: SecretStr) -> None:
+    """Raise `KeyTaken` or `CertificateTaken` if two tenants have the same key or certificate.
+
+    `api_key` is one of the tenant `default`. So a service can tell before it starts that
+    `apply_config` or `apply_api_key` would refuse.
+    """
+    known: dict[str, Tenant | ApiKey] = {}
+    for name, settings in configured.items():
+        tenant = Tenant(name=name, certificates=settings.certificates)
+        _refuse_taken(added := _make_records(tenant, settings.keys), known)
+        known |= added
+    _refuse_taken(_make_records(Tenant(name=DEFAULT), (KeySettings(key=api_key),)), known)
+
+
 def _make_records(tenant: Tenant, keys: Iterable[KeySettings]) -> dict[str, Tenant | ApiKey]:
     """Make the bucket's records, by key, for a tenant and some of its API keys."""
     records: dict[str, Tenant | ApiKey] = {_TENANT + token(tenant.name): tenant}
@@ -230,6 +316,14 @@ def _refuse_taken_certificates(tenant: Tenant, known: Iterable[Tenant | ApiKey])
             raise CertificateTaken(identity, tenant.name, other.name)
 
 
+def _check_changeable(name: str, record: Tenant | ApiKey | None) -> Tenant:
+    if not isinstance(record, Tenant):
+        raise TenantNotFound(name)
+    if record.source == "config":
+        raise TenantConfigured(name)
+    return record
+
+
 def _replace_with(value: bytes) -> Callable[[object], bytes]:
     return lambda _: value
 
@@ -238,5 +332,7 @@ def _decode(key: str, value: bytes) -> Tenant | ApiKey:
     if key.startswith(_TENANT):
         return Tenant.model_validate_json(value)
     if key.startswith(_KEY):
-        return ApiKey.model_validate_json(value)
+        record = ApiKey.model_validate_json(value)
+        short = key.removeprefix(_KEY)[:_SHORT_DIGEST]
+        return record if record.name else record.model_copy(update={"name": short})
     raise ValueError("neither a tenant nor a key")

@@ -58,6 +58,7 @@ RequestId = Annotated[  # also accepts an OpenAI answer's id, which has the requ
 CLOSING_SECONDS = 2.0  # for closing connections, once running requests have finished
 POSITIONAL: JsonDict = {"positional": True}
 FLAG_ONLY: JsonDict = {"flag_only": True}  # given with one call; not read from file or environment
+NO_FLAG: JsonDict = {"no_flag": True}  # a secret: every user of the machine can read a command line
 DATA_DIR = Path("~/.millstream")
 ENV_PREFIX = "MILLSTREAM_"
 UPSTREAM_PREFIX = ENV_PREFIX + "UPSTREAM_"  # variables with API keys of remote models' servers
@@ -156,9 +157,6 @@ class ServiceSettings(ClientSettings):
         30, ge=0, description="time to finish what runs after the first SIGTERM or SIGINT"
     )
     shards: int = Field(1, ge=1, description="token log streams; the same for every service")
-    replicas: int = Field(
-        1, ge=1, le=5, description="copies of each stream: 1 embedded, 3 in a cluster"
-    )
     metrics_host: str = Field("127.0.0.1", description="address of the metrics port")
     metrics_port: Port = Field(0, description="port for /metrics, /healthz and /readyz; 0: off")
 
@@ -210,14 +208,26 @@ class QuotaSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    requests_per_minute: int | None = Field(None, ge=1, description="requests in a minute")
-    tokens_per_minute: int | None = Field(
-        None, ge=1, description="tokens in a minute, of prompts and answers together"
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="requests in a minute", json_schema_extra=FLAG_ONLY
     )
-    max_concurrent: int | None = Field(None, ge=1, description="requests that have not ended")
-    tokens_per_day: int | None = Field(None, ge=1, description="tokens in a day of UTC")
+    tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="tokens in a minute, of prompts and answers together",
+        json_schema_extra=FLAG_ONLY,
+    )
+    max_concurrent: int | None = Field(
+        None, ge=1, description="requests that have not ended", json_schema_extra=FLAG_ONLY
+    )
+    tokens_per_day: int | None = Field(
+        None, ge=1, description="tokens in a day of UTC", json_schema_extra=FLAG_ONLY
+    )
     spend_per_day: float | None = Field(
-        None, gt=0, description="cost of a day of UTC, in the currency of the models' prices"
+        None,
+        gt=0,
+        description="cost of a day of UTC, in the currency of the models' prices",
+        json_schema_extra=FLAG_ONLY,
     )
 
 
@@ -240,7 +250,51 @@ class KeySettings(QuotaSettings):
         return {"key": value} if isinstance(value, str | SecretStr) else value
 
 
-class TenantSettings(QuotaSettings):
+class TenantLimits(QuotaSettings):
+    """A tenant's limits and its share of the fleet."""
+
+    weight: float = Field(
+        1.0, gt=0, description="share relative to the other tenants", json_schema_extra=FLAG_ONLY
+    )
+    reserved_tokens: int = Field(
+        0,
+        ge=0,
+        description="KV tokens of each model that are kept for it, used or not",
+        json_schema_extra=FLAG_ONLY,
+    )
+    max_queued: int = Field(
+        1000,
+        ge=1,
+        le=1_000_000_000,
+        description="queued requests per model and priority",
+        json_schema_extra=FLAG_ONLY,
+    )
+    max_connections: int = Field(
+        2000,
+        ge=1,
+        description="connections to each gateway: WebSockets, HTTP requests under way",
+        json_schema_extra=FLAG_ONLY,
+    )
+    frames_per_second: int = Field(
+        2000,
+        ge=1,
+        description="frames that each gateway takes from its WebSockets, each 4096 bytes one more",
+        json_schema_extra=FLAG_ONLY,
+    )
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="longest prompt", json_schema_extra=FLAG_ONLY
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="most tokens one request may ask for", json_schema_extra=FLAG_ONLY
+    )
+    publishes: bool = Field(
+        False,
+        description="may submit over NATS: has an ingress stream, with 4 MiB reserved for it",
+        json_schema_extra=FLAG_ONLY,
+    )
+
+
+class TenantSettings(TenantLimits):
     """A `[tenants.<name>]` table: the tenant's keys, limits and share of the fleet."""
 
     keys: tuple[KeySettings, ...] = Field(
@@ -250,24 +304,4 @@ class TenantSettings(QuotaSettings):
         (),
         description="names of client certificates that stand for this tenant: a URI like "
         '"spiffe://cell/acme", "DNS:host" or "CN:name"',
-    )
-    weight: float = Field(1.0, gt=0, description="share relative to the other tenants")
-    reserved_tokens: int = Field(
-        0, ge=0, description="KV tokens of each model that are kept for it, used or not"
-    )
-    max_queued: int = Field(1000, ge=1, description="queued requests per model and priority")
-    max_connections: int = Field(
-        2000, ge=1, description="connections to each gateway: WebSockets, HTTP requests under way"
-    )
-    frames_per_second: int = Field(
-        2000,
-        ge=1,
-        description="frames that each gateway takes from its WebSockets, each 4096 bytes one more",
-    )
-    max_prompt_tokens: int | None = Field(None, ge=1, description="longest prompt")
-    max_output_tokens: int | None = Field(
-        None, ge=1, description="most tokens one request may ask for"
-    )
-    publishes: bool = Field(
-        False, description="may submit over NATS: has an ingress stream, with 4 MiB reserved for it"
     )

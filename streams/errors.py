@@ -5,6 +5,7 @@
     │   ├── UnknownField, UnsupportedValue, TokenOutOfRange, BadGrammar
     │   ├── ContextLengthExceeded, InputTooLong, OutputTooLong
     │   ├── Unauthenticated, Forbidden
+    │   ├── NotFound, MethodNotAllowed
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   ├── PayloadTooLarge, UnsupportedMediaType, HeadTooLarge, TooSlow
     │   └── LargerThanQuota
@@ -12,11 +13,12 @@
     │   ├── LaneFull, TooManyConnections, TooManyWrongKeys
     │   ├── RateLimited
     │   │   └── QuotaSpent
-    │   ├── Overloaded, TenantBacklog, NoWorkers
+    │   ├── Overloaded, TenantBacklog, NoWorkers, LedgerFull
     │   └── BrokerUnavailable
     │       └── NotConnected
     ├── BrokerMisconfigured  tell an operator: no retry helps
     │   └── InvalidServerUrl, TopologyMismatch
+    ├── InternalError        a fault of ours: the service's log says more
     └── Ended                the request was accepted and ended without its full answer
 
 `code` travels on every wire; `HTTP_STATUS` is the one table from code to HTTP status. Pure.
@@ -38,9 +40,15 @@ HTTP_STATUS: dict[str, int] = {
     "not_found": 404,
     "model_not_found": 404,
     "request_not_found": 404,
+    "tenant_not_found": 404,
     "method_not_allowed": 405,
     "request_timeout": 408,
     "idempotency_conflict": 409,
+    "key_taken": 409,
+    "name_taken": 409,
+    "tenant_configured": 409,
+    "tenant_exists": 409,
+    "version_exists": 409,
     "payload_too_large": 413,
     "unsupported_media_type": 415,
     "queue_full": 429,
@@ -59,6 +67,7 @@ HTTP_STATUS: dict[str, int] = {
     "upstream_failed": 502,
     "overloaded": 503,
     "no_workers": 503,
+    "ledger_full": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "work_lost": 503,
@@ -185,6 +194,18 @@ class Forbidden(BadRequest):
     """The API key is valid, but its tenant is not allowed to do what the request asks for."""
 
     code = "forbidden"
+
+
+class NotFound(BadRequest):
+    """The service has nothing at the address that was asked for."""
+
+    code = "not_found"
+
+
+class MethodNotAllowed(BadRequest):
+    """The path exists, but does not allow the HTTP method of the request."""
+
+    code = "method_not_allowed"
 
 
 class ModelNotFound(BadRequest):
@@ -357,6 +378,12 @@ class NoWorkers(Refused):
     code = "no_workers"
 
 
+class LedgerFull(Refused):
+    """The ledger has no room for the records of further requests; those accepted still get one."""
+
+    code = "ledger_full"
+
+
 class BrokerUnavailable(Refused):
     """NATS did not answer in time: what was sent may or may not have been stored.
 
@@ -385,6 +412,10 @@ class BrokerMisconfigured(MillstreamError):
     @property
     def message(self) -> str:
         return "the message broker refuses to serve; an operator must look at it"
+
+
+class InternalError(MillstreamError):
+    """The service failed by a fault of its own; its log has the details."""
 
 
 class Ended(MillstreamError):

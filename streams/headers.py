@@ -14,10 +14,12 @@ from streams.subjects import Priority, token
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 INCREMENT = "Nats-Incr"
+STORED_AT = "Nats-Time-Stamp"  # of a stored message that is read: when, as in RFC 3339, in UTC
 ROUTE = "Route"
 PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"
 TOLD_WAIT = "Told-Wait"
+GOAL = "Goal"
 CLAIM = "Claim"  # on `started` records: a random id that tells one claim from another
 RESTART = "Restart"  # on a `started` record whose attempt begins anew: what is before it is void
 MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for a message's headers
@@ -35,7 +37,10 @@ class Envelope:
     estimated when the request was accepted; None if nothing was known. `priority` is the one the
     client asked for, since the priority of its work may differ. `prefix_hashes` are those of its
     prompt (`prefix_hashes.to_header`), by which it is sent to a worker that has the start of the
-    prompt cached.
+    prompt cached. `goal_ms` is the model's goal for the time to first token as it was when the
+    request was accepted; None without one. `key` is the name of the API key that it came with, and
+    `user` the hash of the end user whom the client named; empty without one. `price` is the packed
+    `PriceEntry` by which it is billed, empty if it came from a gateway that knew of none.
     """
 
     request_id: str
@@ -52,6 +57,10 @@ class Envelope:
     priority: str = ""
     estimated_wait_ms: int | None = None
     prefix_hashes: str = ""
+    goal_ms: int | None = None
+    key: str = ""
+    user: str = ""
+    price: str = ""
 
     def to_headers(self) -> dict[str, str]:
         """Return the envelope as NATS headers; optional fields at their defaults are left out."""
@@ -71,10 +80,15 @@ class Envelope:
             "Account": self.account,
             PRIORITY: self.priority,
             "Marks": self.prefix_hashes,
+            "Key": self.key,
+            "User": self.user,
+            "Price": self.price,
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
         if self.estimated_wait_ms is not None:
             headers[TOLD_WAIT] = str(self.estimated_wait_ms)
+        if self.goal_ms is not None:
+            headers[GOAL] = str(self.goal_ms)
         return headers
 
     @classmethod
@@ -99,4 +113,8 @@ class Envelope:
             priority=priority and Priority(priority).value,
             estimated_wait_ms=int(headers[TOLD_WAIT]) if TOLD_WAIT in headers else None,
             prefix_hashes=headers.get("Marks", ""),
+            goal_ms=int(headers[GOAL]) if GOAL in headers else None,
+            key=headers.get("Key", ""),
+            user=headers.get("User", ""),
+            price=headers.get("Price", ""),
         )

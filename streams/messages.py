@@ -8,11 +8,13 @@ same maps on their reply subject. Pure.
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, Self, TypeVar
 
 import msgpack
+
+from streams.usage_accounts import PriceEntry
 
 RequestKind = Literal["generate", "embed", "classify"]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -224,18 +226,22 @@ def accepted_record(key: str, request_id: str) -> dict[str, Any]:
     return {"type": "accepted", "id": key, "request_id": request_id}
 
 
-def started_record(model: str, version: str, attempt: int, worker: str) -> dict[str, Any]:
+def started_record(
+    model: str, version: str, attempt: int, worker: str, first_output_at: int = 0
+) -> dict[str, Any]:
     """Return the record with which an attempt claims a token log.
 
-    Only that attempt may append after it. `attempt` counts from 1.
+    Only that attempt may append after it. `attempt` counts from 1. `first_output_at` is when an
+    earlier attempt made the request's first output, in epoch milliseconds; 0 if none has.
     """
-    return {
+    record = {
         "type": "started",
         "attempt": attempt,
         "model": model,
         "version": version,
         "worker": worker,
     }
+    return record | ({"first_output_at": first_output_at} if first_output_at else {})
 
 
 def openai_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> TokenUsage:
@@ -288,8 +294,11 @@ TERMINAL_TYPES = frozenset({"done", "error"})
 class LedgerRecord:
     """One request's usage, from which it is billed: written once to the stream LEDGER when it ends.
 
-    `outcome` is a finish reason or an error code; times are epoch milliseconds. `attempts` is how
-    many times workers have begun the request.
+    `outcome` is a finish reason or an error code; times are epoch milliseconds, and `deadline` is
+    the one that the client was promised. `attempts` is how many times workers have begun the
+    request; `earlier_attempts` has those that did not end it, each with `attempt`, `worker`, when
+    it ended (`at`, 0 if nobody knows) and a `reason`: `released`, `failed`, `broke` or `silent`.
+    `worker_type` is empty while workers have no types.
     """
 
     request_id: str
@@ -305,8 +314,88 @@ class LedgerRecord:
     finished: int
     adapter: str = ""
     account: str = ""  # packed `Account` on which it is counted, as in the request's headers
-    first: int = 0  # when its first output was made; 0: there was none
+    first: int = 0  # when the first attempt that gave an output made it; 0: none, or not known
     cached_tokens: int = 0  # of the prompt, found in a prefix cache
+    priority: str = ""  # that the client asked for
+    deadline: int = 0
+    goal_ms: int | None = None  # the model's goal for the time to first token, at acceptance
+    price: str = ""  # packed `PriceEntry`, as in the request's headers
+    key: str = ""  # name of the API key; empty for requests over NATS
+    user: str = ""  # hash of the end user whom the client named
+    earlier_attempts: list[dict[str, Any]] = field(default_factory=list)
+    warm: bool | None = None  # its model was loaded when it could start; None: no worker started it
+    worker_ms: int = 0  # from the pull to the end, on the worker that ended it
+    worker_type: str = ""
+
+    @property
+    def price_entry(self) -> PriceEntry:
+        """The entry of the price book by which the request is billed; free if it names none."""
+        return PriceEntry.unpack(self.price) if self.price else PriceEntry()
+
+    @property
+    def billed_tokens(self) -> tuple[int, int, int]:
+        """Prompt tokens, generated tokens, and how many of the prompt's were cached, as billed.
+
+        All are 0 for a request that no worker has attempted.
+        """
+        if not self.attempts:
+            return 0, 0, 0
+        return self.prompt_tokens, self.completion_tokens, self.cached_tokens
+
+    @property
+    def charge(self) -> int:
+        """What the request costs its tenant, as an integer in 10⁻¹² of the price's currency."""
+        return self.price_entry.price.spend_for(*self.billed_tokens)
+
+    def pack(self) -> bytes:
+        """Return the record encoded as msgpack, without the fields that are at their defaults."""
+        defaults = _ledger_defaults()
+        return pack({k: v for k, v in vars(self).items() if k not in defaults or v != defaults[k]})
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the record that `pack` encoded; unknown fields are ignored.
+
+        Raises ValueError for bytes that are not msgpack and for a price of another form, TypeError
+        if a field is missing.
+        """
+        record = from_wire(cls, unpack(data))
+        if record.price:
+            PriceEntry.unpack(record.price)
+        return record
+
+
+@cache
+def _ledger_defaults() -> dict[str, Any]:
+    """Return the fields of a ledger record that may be left out, with what they then are."""
+    optional = (f for f in fields(LedgerRecord) if f.default is not MISSING)
+    return {each.name: each.default for each in optional} | {"earlier_attempts": []}
+
+
+@dataclass(frozen=True)
+class RefusalCounts:
+    """How many requests of one tenant and model a gateway has refused in some whole seconds.
+
+    `since` and `until` are the first and the last of these seconds, of the epoch; they are the same
+    unless the ledger had no room meanwhile. Each of `counts` is an error code, the model's version
+    (empty if it is not known), the priority and a number. It is stored in the stream LEDGER, whose
+    order says what came before.
+    """
+
+    gateway: str
+    tenant: str
+    model: str
+    since: int
+    until: int
+    counts: list[tuple[str, str, str, int]]
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the counts that `pack` encoded; unknown fields are ignored.
+
+        Raises ValueError for bytes that are not msgpack, TypeError if a field is missing.
+        """
+        return from_wire(cls, unpack(data))
 
 
 @dataclass(frozen=True)
@@ -448,3 +537,29 @@ class Pressure:
         if compute := wire.get("compute"):
             wire["compute"] = from_wire(ServiceTime, compute)
         return from_wire(cls, wire)
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """What the service that declares streams says of them, after each time it has looked.
+
+    `created` has the time in epoch seconds when each stream was made, by name. `unusable` has those
+    that the broker refuses to make as they are declared, with its reason. `lane_limit` is how many
+    requests a lane (one tenant's queue for a model and priority) can hold.
+    """
+
+    created: dict[str, float]
+    unusable: dict[str, str]
+    lane_limit: int
+
+    def pack(self) -> bytes:
+        """Return the report encoded as msgpack."""
+        return pack(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the report that `pack` encoded; unknown fields are ignored.
+
+        Raises ValueError for bytes that are not msgpack, TypeError if a field is missing.
+        """
+        return from_wire(cls, unpack(data))

@@ -17,6 +17,7 @@ PREFIX = "infer"
 _OURS, _HEARD = f"{PREFIX}.", f"{PREFIX}.heard."
 OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
+_LEDGER = f"{PREFIX}.ledger."
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
 _MAX_ESCAPED = 1024
@@ -390,6 +391,50 @@ def billed_of(model: str) -> str:
     return f"{PREFIX}.billed.*.{escape(model)}"
 
 
+def ledgers_of(tenant: str) -> str:
+    """Return the filter (a subject with wildcards) for all usage records of one tenant.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_LEDGER}{token(tenant)}.*"
+
+
+def is_ledger(subject: str) -> bool:
+    """Return whether usage records are stored on this subject."""
+    return subject.startswith(_LEDGER)
+
+
+def outcome(tenant: str, model: str | None) -> str:
+    """Return the subject for counts of a tenant's requests to a model that gateways have refused.
+
+    `model` None stands for all models that are not registered. Raises `InvalidToken` for a name
+    that cannot be part of a subject.
+    """
+    return f"{PREFIX}.outcome.{token(tenant)}.{OTHER if model is None else escape(model)}"
+
+
+def rollup(tenant: str, day: str, model: str) -> str:
+    """Return the subject on which the sums of a tenant, a day of UTC and a model are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.rollup.{token(tenant)}.{token(day)}.{escape(model)}"
+
+
+def rollups_of(tenant: str, day: str) -> str:
+    """Return the filter (a subject with wildcards) for the sums of a tenant and day, of all models.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.rollup.{token(tenant)}.{token(day)}.*"
+
+
+def parse_rollup(subject: str) -> tuple[str, str, str]:
+    """Return tenant, day and model of a subject that `rollup` returned."""
+    _, _, tenant, day, model = subject.split(".")
+    return tenant, day, unescape(model)
+
+
 def usage(tenant: str, scope: str, meter: str, day: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
 
@@ -511,6 +556,19 @@ def checkpoint(model: str) -> str:
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
+def admin(operation: str) -> str:
+    """Return the subject for asking the admin service for an operation, such as `models.list`.
+
+    Raises `InvalidToken` unless each of its words can be a token.
+    """
+    return ".".join([PREFIX, "admin", *map(token, operation.split("."))])
+
+
+def parse_admin(subject: str) -> str:
+    """Return the operation that `admin` put into a subject."""
+    return subject.removeprefix(f"{PREFIX}.admin.")
+
+
 def parse_ack_subject(reply: str) -> tuple[int, int]:
     """Return a delivery's number and its message's sequence in the stream.
 
@@ -529,8 +587,12 @@ ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.*.*"
 ALL_DRAINS = f"{PREFIX}.drain.*"
+ALL_OUTCOMES = f"{PREFIX}.outcome.>"
+ROLLUP_CURSOR = f"{PREFIX}.rollup.cursor"
 ALL_BILLED = f"{PREFIX}.billed.>"  # ledger records, once they are stored
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
+STREAMS = f"{PREFIX}.streams"  # what whoever declares streams says of them
+ALL_ADMIN = f"{PREFIX}.admin.>"
 GONE = f"{PREFIX}.gone"  # the signal that a worker has died; the payload is its name
 SIGNALS = (ALL_CANCELS, ALL_DRAINS, GONE)
 ALL_FINDS = f"{PREFIX}.find.>"

@@ -1,4 +1,4 @@
-"""Configuration of all streams and consumers as data; any service may declare them at start-up."""
+"""Configuration of all streams and consumers as data; `millstream admin` declares the streams."""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ from streams.subjects import PoolKey
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
-CHECKPOINTS = "CHECKPOINTS"
+CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
 SIGNALS = "SIGNALS"
+IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
 CLOCK = WORK
@@ -34,7 +35,9 @@ SIGNAL_SECONDS = 10.0  # nobody reads a signal later: it was heard when it was s
 MAX_SIGNAL_BYTES = 1024  # with headers; a drain order has some 20
 RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it and the next one
 IDLE_CONSUMER_SECONDS = 3600.0
-MONTH_SECONDS = 30 * 86400
+DAY_SECONDS = 86400
+MONTH_SECONDS = 30 * DAY_SECONDS
+ROLLUP_SECONDS = 400 * DAY_SECONDS
 MIB = 2**20
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
@@ -60,6 +63,20 @@ class Scale:
     shards: int = 1
 
 
+@dataclass(frozen=True)
+class LedgerLimits:
+    """How much the ledger may hold; a full ledger stores nothing more.
+
+    `max_age_seconds` 0 means that records never expire: whoever exports them removes them.
+    """
+
+    max_bytes: int = 256 * MIB
+    max_age_seconds: float = MONTH_SECONDS
+
+
+DEFAULT_LEDGER = LedgerLimits()
+
+
 def token_stream_name(shard: int) -> str:
     """Return the name of the token log stream with the number `shard`."""
     return f"TOKENS_{shard}"
@@ -80,7 +97,9 @@ def tenant_of_ingress(stream: str) -> str | None:
     return stream.removeprefix(_INGRESS) if stream.startswith(_INGRESS) else None
 
 
-def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
+def stream_configs(
+    scale: Scale, max_queued: int, ledger: LedgerLimits = DEFAULT_LEDGER
+) -> list[StreamConfig]:
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
     `max_queued` is the most requests that any lane (one tenant's queue for a model and priority)
@@ -90,15 +109,22 @@ def stream_configs(scale: Scale, max_queued: int) -> list[StreamConfig]:
         _requests(max_queued),
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
         *(_token_log(scale, shard) for shard in range(scale.shards)),
-        _ledger(),
+        _ledger(ledger),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
         _attempts(),
         _checkpoints(),
         _signals(),
+        _rollups(),
         _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
+        _idempotency_bucket(),
     ]
+
+
+def stream_names(shards: int) -> list[str]:
+    """Return the names of the streams of `stream_configs`, with so many streams of token logs."""
+    return [config.name or "" for config in stream_configs(Scale(shards=shards), 1)]
 
 
 def _queue(name: str, subject: str, max_bytes: int) -> StreamConfig:
@@ -133,9 +159,14 @@ def _requests(max_queued: int) -> StreamConfig:
     return config
 
 
-def _ledger() -> StreamConfig:
-    """Configure the stream LEDGER, whose records the broker copies to listeners of any account."""
-    config = _records(LEDGER, "infer.ledger.*.*", 256 * MIB, MONTH_SECONDS)
+def _ledger(limits: LedgerLimits) -> StreamConfig:
+    """Configure the ledger: what is billed is never dropped for want of room.
+
+    The broker copies its records to listeners of any account.
+    """
+    config = _records(LEDGER, "infer.ledger.*.*", limits.max_bytes, limits.max_age_seconds)
+    config.subjects = ["infer.ledger.*.*", "infer.outcome.*.*"]
+    config.discard = DiscardPolicy.NEW
     config.duplicate_window = LOG_SECONDS
     config.republish = RePublish(
         src="infer.ledger.*.*", dest="infer.billed.{{wildcard(1)}}.{{wildcard(2)}}"
@@ -175,6 +206,16 @@ def _signals() -> StreamConfig:
     )
 
 
+def _rollups() -> StreamConfig:
+    """Configure the stream ROLLUPS: the newest sums of each tenant, day and model, and the cursor.
+
+    They outlive the records of the ledger from which they were made.
+    """
+    config = _records(ROLLUPS, "infer.rollup.>", 256 * MIB, ROLLUP_SECONDS)
+    config.max_msgs_per_subject = 1
+    return config
+
+
 def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> StreamConfig:
     """Configure counters by subject (ADR-49); each expires `max_age` s after its last change."""
     return StreamConfig(
@@ -187,6 +228,20 @@ def _counters(name: str, subject: str, max_age: float, storage: StorageType) -> 
         duplicate_window=min(LOG_SECONDS, max_age),
         storage=storage,
         allow_direct=True,
+    )
+
+
+def _idempotency_bucket() -> StreamConfig:
+    """Configure the stream of idempotency keys, a KV bucket (NATS ADR-8)."""
+    return StreamConfig(
+        name=f"KV_{IDEMPOTENCY_BUCKET}",
+        subjects=[f"$KV.{IDEMPOTENCY_BUCKET}.>"],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        max_age=LOG_SECONDS,
+        allow_direct=True,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
     )
 
 

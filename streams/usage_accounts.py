@@ -1,13 +1,17 @@
-"""Prices and accounts: what a request has reserved on which counters of the day. Pure."""
+"""Prices, and accounts: what a request has reserved on which counters of the day. Pure."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
+from functools import lru_cache
 from typing import Self
 
 from streams import subjects
 
 PICO = 10**12  # prices and spend are integers in 10⁻¹² of the currency, so that sums are exact
-_MILLION = 10**6
+PICO_PER_MILLION = PICO // 10**6  # of one token, for each unit of the price of a million tokens
+_CACHED_ENTRIES = 1024  # most records have one of few
+NO_CURRENCY = "XXX"  # ISO 4217's code for none
 TENANT_SCOPE = "tenant"  # the scope of a tenant's own quotas; `key_scope` has those of keys
 
 
@@ -30,10 +34,19 @@ def key_scope(name: str) -> str:
 
 @dataclass(frozen=True)
 class Price:
-    """Price of one prompt token and of one generated token, in units of 10⁻¹² of the currency."""
+    """Price of one prompt token and of one generated token, in units of 10⁻¹² of the currency.
+
+    `cached` is that of a prompt token which a prefix cache had; None means the same as `prompt`.
+    """
 
     prompt: int = 0
     completion: int = 0
+    cached: int | None = None
+
+    @property
+    def cached_or_prompt(self) -> int:
+        """What a cached prompt token costs."""
+        return self.prompt if self.cached is None else self.cached
 
     @classmethod
     def per_million(cls, prompt: float, completion: float) -> Self:
@@ -42,12 +55,53 @@ class Price:
         `prompt` and `completion` are in currency units for a million tokens. Each price per token
         is rounded to a whole number of 10⁻¹² of the currency.
         """
-        picos = PICO // _MILLION
-        return cls(round(prompt * picos), round(completion * picos))
+        return cls(round(prompt * PICO_PER_MILLION), round(completion * PICO_PER_MILLION))
 
-    def spend_for(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """Return the cost of these tokens, as an integer in 10⁻¹² of the currency."""
-        return prompt_tokens * self.prompt + completion_tokens * self.completion
+    def spend_for(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> int:
+        """Return the cost of these tokens, as an integer in 10⁻¹² of the currency.
+
+        `cached_tokens` of the `prompt_tokens` were cached.
+        """
+        fresh = prompt_tokens - cached_tokens
+        spend = fresh * self.prompt + cached_tokens * self.cached_or_prompt
+        return spend + completion_tokens * self.completion
+
+
+def format_amount(picos: int) -> str:
+    """Return an amount in 10⁻¹² of a currency as that of the currency, exactly."""
+    return f"{Decimal(picos).scaleb(-12).normalize():f}" if picos else "0"
+
+
+@dataclass(frozen=True)
+class PriceEntry:
+    """One numbered entry of the price book: what a model's tokens cost, in which currency.
+
+    An entry never changes, and a request is billed by the one that was its model's when it was
+    accepted. `version` 0 means that the book has no entry for the model: the price is the one in
+    the model's own record. `currency` is a code of ISO 4217, `XXX` where none was named.
+    """
+
+    version: int = 0
+    currency: str = NO_CURRENCY
+    price: Price = Price()
+
+    def pack(self) -> str:
+        """Return the entry as one line of text, the value of the request header `Price`."""
+        price = self.price
+        cached = "-" if price.cached is None else price.cached
+        return f"{self.version} {self.currency} {price.prompt} {cached} {price.completion}"
+
+    @staticmethod
+    def unpack(packed: str) -> "PriceEntry":
+        """Return the entry that `pack` encoded; raises ValueError for text of another form."""
+        return _parse_entry(packed)
+
+
+@lru_cache(_CACHED_ENTRIES)
+def _parse_entry(packed: str) -> PriceEntry:
+    version, currency, prompt, cached, completion = packed.split()
+    cached_price = None if cached == "-" else int(cached)
+    return PriceEntry(int(version), currency, Price(int(prompt), int(completion), cached_price))
 
 
 @dataclass(frozen=True)
@@ -87,16 +141,13 @@ class Account:
         """
         return self._counter_amounts(self.tokens, self.spend)
 
-    def correction(self, prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    def correction(self, tokens: int, spend: int) -> dict[str, int]:
         """Return the amounts to add, by counter subject, so that the counters show the real use.
 
-        The arguments are the tokens that the request has really used. An amount is negative where
-        less was used than reserved; amounts of 0 are left out. Spend is in 10⁻¹² of the currency.
+        `tokens` and `spend` are what the request has really used. An amount is negative where less
+        was used than reserved; amounts of 0 are left out. Spend is in 10⁻¹² of the currency.
         """
-        tokens = prompt_tokens + completion_tokens - self.tokens
-        return self._counter_amounts(
-            tokens, self.price.spend_for(prompt_tokens, completion_tokens) - self.spend
-        )
+        return self._counter_amounts(tokens - self.tokens, spend - self.spend)
 
     def _counter_amounts(self, tokens: int, spend: int) -> dict[str, int]:
         amounts = {Meter.TOKENS: tokens, Meter.SPEND: spend}

@@ -37,6 +37,7 @@ _INT64 = 2**63
 _MAX_QUOTED_CHARACTERS = 40
 _PIECE_ITEMS = 32_768  # checked in one call into C, which no other thread can interrupt
 _JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})
+_USER_FIELDS = ("safety_identifier", "user")  # the newer of the two first
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}", re.ASCII)
 
 WRONG, UNSUPPORTED = "wrong_value", "unsupported_value"  # types of errors with a text of our own
@@ -318,3 +319,9 @@ class InferenceBody(Body):
     def lane_priority(self) -> Priority:
         """The priority with which the request is queued; standard if the body names none."""
         return Priority(self.priority or Priority.STANDARD)
+
+    @property
+    def end_user(self) -> str:
+        """The client's own name of its user, as OpenAI's API takes it; empty if it gave none."""
+        given = (getattr(self, name, None) for name in _USER_FIELDS)
+        return next((name for name in given if isinstance(name, str)), "")

@@ -25,6 +25,8 @@ class Submission:
     `sampling.max_tokens` of 0 means that the client set no limit: then `default_max_tokens`, the
     endpoint's default, counts, or else the model's, or else what is left of the context, each cut
     to what the limits allow. `grammar_field` is the body's field that `sampling.grammar` came from.
+    `end_user` is the client's own name of its user, which is stored as a hash alone; empty if it
+    named none.
     """
 
     kind: RequestKind
@@ -43,6 +45,7 @@ class Submission:
     prompts: int = 1  # prompts of the body, each a submission of its own
     grammar_field: str = "response_format"
     default_max_tokens: int | None = None
+    end_user: str = ""
 
     @classmethod
     def from_body(cls, body: AnyBody, default_max_tokens: int | None = None) -> Self:
@@ -51,6 +54,11 @@ class Submission:
         Of a body with several prompts it has the first one only; use `all_from_body` for such a
         body.
         """
+        made = cls._from_body(body, default_max_tokens)
+        return replace(made, end_user=body.end_user)
+
+    @classmethod
+    def _from_body(cls, body: AnyBody, default_max_tokens: int | None) -> Self:
         common = (body.model, body.lane_priority, body.deadline_ms)
         if isinstance(body, EmbeddingBody):
             return cls("embed", *common, inputs=body.input, dimensions=body.dimensions)
@@ -110,11 +118,12 @@ class Submission:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all fields, in hexadecimal.
+        """The SHA-256 of all fields but the end user, in hexadecimal.
 
         Two submissions under one idempotency key are the same request only if their digests are
         equal, also where gateways of different releases compute them: what the request leaves to
         the model's defaults counts as OpenAI's. Takes some 10 ms for 1 MB: compute it in a thread,
         where it gives way to the event loop.
         """
-        return sha256_of_json(vars(self) | {"sampling": self.sampling.resolve()})
+        fields = {name: value for name, value in vars(self).items() if name != "end_user"}
+        return sha256_of_json(fields | {"sampling": self.sampling.resolve()})

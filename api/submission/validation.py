@@ -1,5 +1,6 @@
 """Validates a submission: finds its model and deadline, its tokens, and what it must reserve."""
 
+import hmac
 import time
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from api.submission.request_limits import DeadlineLimits, PackedRequest, check_t
 from api.submission.submission_record import Submission
 from api.tokenizer import TokenizerCache, check_token_ids
 from registry.models import Model, Version
+from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from streams import headers
@@ -16,6 +18,9 @@ from streams.broker.broker_client import Broker
 from streams.errors import PayloadTooLarge
 from streams.headers import Envelope
 from streams.subjects import Lane
+from streams.usage_accounts import PriceEntry
+
+_USER_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,13 @@ class ValidatedRequest:
     deadline_seconds: float
     started_at: float  # when its validation began, by the monotonic clock
     adapter_name: str  # empty without one
+    price: PriceEntry
 
     @property
     def amounts(self) -> RequestAmounts:
         """The most that the request may use, to be reserved in the quotas of its tenant."""
         prompt = self.packed.prompt_tokens
-        return RequestAmounts(prompt, self.packed.cost - prompt, self.model.price)
+        return RequestAmounts(prompt, self.packed.cost - prompt, self.price.price)
 
     def build_envelope(
         self, request_id: str, route: str, account: str, wait_seconds: float | None, now_ms: int
@@ -65,7 +71,17 @@ class ValidatedRequest:
             account=account,
             estimated_wait_ms=None if wait_seconds is None else round(wait_seconds * 1000),
             prefix_hashes=self.packed.prompt_hashes,
+            goal_ms=self._goal_ms,
+            key=self.tenant.key.name if self.tenant.key else "",
+            user=hash_user(self.tenant.name, self.submission.end_user),
+            price=self.price.pack(),
         )
+
+    @property
+    def _goal_ms(self) -> int | None:
+        goals = self.model.goals.get(self.submission.priority)
+        ms = goals.time_to_first_token_ms if goals else None
+        return None if ms is None else round(ms)
 
 
 class SubmissionValidator:
@@ -75,11 +91,13 @@ class SubmissionValidator:
         self,
         broker: Broker,
         registry: Registry,
+        prices: PriceBook,
         tokenizers: TokenizerCache,
         grammars: GrammarChecker,
         deadlines: DeadlineLimits,
     ) -> None:
         self._broker, self._registry, self._deadlines = broker, registry, deadlines
+        self._prices = prices
         self._tokenizers, self._grammars = tokenizers, grammars
 
     async def validate(self, tenant: Tenant, submission: Submission) -> list[ValidatedRequest]:
@@ -106,10 +124,10 @@ class SubmissionValidator:
         _check_size(packed[0], self._broker.max_payload - headers.MAX_HEADER_BYTES)
         lane = Lane(tenant.name, model.name, submission.priority)
         pinned_version = _pinned_version(submission.model, model, version)
-        name = adapter.name if adapter else ""
+        name, price = adapter.name if adapter else "", self._prices.entry_for(model)
         return [
             ValidatedRequest(
-                tenant, choice, model, lane, pinned_version, each, seconds, started_at, name
+                tenant, choice, model, lane, pinned_version, each, seconds, started_at, name, price
             )
             for choice, each in zip(choices, packed, strict=True)
         ]
@@ -146,6 +164,17 @@ class SubmissionValidator:
         assert submission.query is not None
         pairs = await self._tokenizers.encode_pairs(model, version, submission.query, texts)
         return [pair.tokens for pair in pairs], [pair.split for pair in pairs]
+
+
+def hash_user(tenant: str, end_user: str) -> str:
+    """Return 16 hex digits that stand for a tenant's end user; empty for none.
+
+    The same name gives other digits at another tenant.
+    """
+    if not end_user:
+        return ""
+    digest = hmac.digest(tenant.encode(), end_user.encode(errors="surrogatepass"), "sha256")
+    return digest.hex()[:_USER_DIGITS]
 
 
 def _check_size(packed: PackedRequest, limit: int) -> None:

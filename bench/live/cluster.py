@@ -134,7 +134,7 @@ async def run_cluster(shape: ClusterShape) -> AsyncIterator[Cluster]:
 
 
 def _tenant_tables(shape: ClusterShape) -> str:
-    """The tenants as tables of a gateway's configuration file."""
+    """The tenants as tables of the admin service's configuration file."""
     lines: list[str] = []
     for name, weight in shape.tenants.items():
         lines += [f"[tenants.{name}]", f'keys = ["{_key(name)}"]']
@@ -147,9 +147,9 @@ def _services(
 ) -> Iterator[tuple[str, Sequence[str], Mapping[str, object]]]:
     """The name, command and settings of each process."""
     limits = {"default_deadline_seconds": shape.deadline_seconds}
+    yield "admin", (MOCK, "admin", "--config", str(tenants)), {}
     for number, port in enumerate(ports):
-        command = (MOCK, "gateway", "--config", str(tenants))
-        yield f"gateway-{number}", command, {"port": port, **limits}
+        yield f"gateway-{number}", (MOCK, "gateway"), {"port": port, **limits}
     yield "dispatcher", (MOCK, "dispatcher"), {}
     for number in range(shape.workers):
         words = (shape.program,) if shape.program == STEPPED else (shape.program, "worker")
@@ -179,7 +179,7 @@ def _process(
 
 async def _register(nats: str, model: Model) -> None:
     async with connect(nats, "bench") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, seconds=READY_SECONDS)
         await registry.add_model(model)
         await registry.close()
 

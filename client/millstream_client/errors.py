@@ -7,7 +7,7 @@
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   └── PayloadTooLarge, LargerThanQuota
     ├── Refused              try again later; the client has retried those with `retry_after`
-    │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog
+    │   ├── QueueFull, RateLimited, QuotaSpent, TenantBacklog, LedgerFull
     │   └── NoWorkers, BrokerUnavailable, NotConnected, TooManyConnections, TooManyWrongKeys
     └── Ended                accepted, and ended without its full answer
         ├── DeadlineExceeded, Cancelled
@@ -183,6 +183,12 @@ class NoWorkers(Refused):
     """No worker has served the model for a while, so the request was not queued."""
 
     code = "no_workers"
+
+
+class LedgerFull(Refused):
+    """The service has no room for the usage records of further requests; its operator must act."""
+
+    code = "ledger_full"
 
 
 class BrokerUnavailable(Refused):

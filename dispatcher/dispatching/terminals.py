@@ -11,7 +11,10 @@ from streams import messages
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
+from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord
+from streams.records import attempt_history
+from streams.records.attempt_history import AttemptHistory
 from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
 
@@ -125,29 +128,31 @@ async def write_terminal(
             ended_here = True
         except Fenced:
             continue
-    await write_ledger_record(
-        broker, _ledger_record(envelope, model, contents, terminal, broker.clock.now_ms())
-    )
+    history = await attempt_history.read_history(broker, address, contents)
+    now_ms = broker.clock.now_ms()
+    record = _ledger_record(envelope, model, contents, terminal, history, now_ms)
+    await write_ledger_record(broker, record)
     return ended_here
 
 
 def _ledger_record(
-    envelope: Envelope, model: str, log: LogContents, terminal: dict[str, Any], now_ms: int
+    envelope: Envelope,
+    model: str,
+    log: LogContents,
+    terminal: dict[str, Any],
+    history: AttemptHistory,
+    now_ms: int,
 ) -> LedgerRecord:
-    return LedgerRecord(
-        request_id=envelope.request_id,
-        tenant=envelope.tenant,
-        model=model,
+    return build_ledger_record(
+        envelope,
+        model,
+        terminal,
+        now_ms,
         version=_last_version(log.records),
-        outcome=terminal.get("finish_reason") or terminal["code"],
-        prompt_tokens=envelope.prompt_tokens,
-        completion_tokens=terminal["usage"]["completion_tokens"],
-        attempts=log.attempts,
         worker=NEVER_RAN,
-        accepted=envelope.accepted,
-        finished=now_ms,
-        adapter=envelope.adapter,
-        account=envelope.account,
+        attempts=log.attempts,
+        first=log.first_output_at,
+        earlier_attempts=history.summarize(),
     )
 
 

@@ -24,7 +24,8 @@ class QueuedRequest:
 
     `seq` and `reply` are its sequence and its acknowledgement subject in the stream REQUESTS.
     `cost` is its reserved tokens: the prompt plus the most that it may generate. `route` says where
-    its replies go, and `account` where its use is counted.
+    its replies go, and `account` where its use is counted. `goal_ms`, `key`, `user` and `price` are
+    those of its headers.
     """
 
     request_id: str
@@ -41,6 +42,10 @@ class QueuedRequest:
     is_removed: bool = False
     adapter: str = ""
     account: str = ""
+    goal_ms: int | None = None
+    key: str = ""
+    user: str = ""
+    price: str = ""
 
     @property
     def envelope(self) -> Envelope:
@@ -55,6 +60,11 @@ class QueuedRequest:
             self.accepted,
             adapter=self.adapter,
             account=self.account,
+            priority=self.priority.value,
+            goal_ms=self.goal_ms,
+            key=self.key,
+            user=self.user,
+            price=self.price,
         )
 
 

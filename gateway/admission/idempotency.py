@@ -9,17 +9,12 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 
-from nats.js.api import DiscardPolicy, StreamConfig
-
-from streams import topology
-from streams.broker import declaration
 from streams.broker.broker_client import STORE_SECONDS, Broker, StoreRefused
 from streams.errors import BrokerUnavailable, IdempotencyConflict
 from streams.headers import EXPECTED_LAST
 from streams.subjects import token
-from streams.topology import Scale
+from streams.topology import IDEMPOTENCY_BUCKET
 
-BUCKET = "idempotency"
 _READS, _READ_SECONDS = 20, 0.05
 
 
@@ -38,18 +33,11 @@ class IdempotencyRecord:
 class IdempotencyStore:
     """The idempotency keys of all tenants and the requests they stand for, stored by the broker.
 
-    Call `open` before the other methods. A key expires with its request's token log.
+    A key expires with its request's token log.
     """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-
-    async def open(self, replicas: int) -> None:
-        """Create the store in the broker if it is missing.
-
-        Raises `BrokerUnavailable`, or `TopologyMismatch` if the broker refuses it.
-        """
-        await declaration.declare_stream(self._broker, bucket_config(), Scale(replicas))
 
     async def find(self, tenant: str, key: str) -> str | None:
         """Return the id of the request that a tenant's key stands for; None if the key is unused.
@@ -90,7 +78,7 @@ class IdempotencyStore:
         raise BrokerUnavailable("the record of this idempotency key cannot be read")
 
     async def _read(self, subject: str) -> IdempotencyRecord | None:
-        found = await self._broker.read(f"KV_{BUCKET}", {"last_by_subj": subject})
+        found = await self._broker.read(f"KV_{IDEMPOTENCY_BUCKET}", {"last_by_subj": subject})
         return IdempotencyRecord(**json.loads(found[0].data)) if found else None
 
 
@@ -104,20 +92,6 @@ def _check_digest(record: IdempotencyRecord, request_id: str, digest: str) -> Id
     return replace(record, is_first=record.request_id == request_id)
 
 
-def bucket_config() -> StreamConfig:
-    """Return the configuration of the stream that stores the keys, a KV bucket (NATS ADR-8)."""
-    return StreamConfig(
-        name=f"KV_{BUCKET}",
-        subjects=[f"$KV.{BUCKET}.>"],
-        max_msgs_per_subject=1,
-        discard=DiscardPolicy.NEW,
-        max_age=topology.LOG_SECONDS,
-        allow_direct=True,
-        allow_rollup_hdrs=True,
-        deny_delete=True,
-    )
-
-
 def _subject(tenant: str, key: str) -> str:
     key_digest = hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
-    return f"$KV.{BUCKET}.{token(tenant)}.{key_digest}"
+    return f"$KV.{IDEMPOTENCY_BUCKET}.{token(tenant)}.{key_digest}"

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from api.submission.quotas import Quotas
 from api.submission.validation import ValidatedRequest
 from gateway.admission.idempotency import IdempotencyStore
+from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.load_shedding import (
     LatencyTarget,
     LoadShedder,
@@ -20,7 +21,7 @@ from gateway.admission.load_shedding import (
 from gateway.admission.offload_thread import OffloadThread
 from streams import subjects
 from streams.broker.broker_client import Broker, PubAck
-from streams.broker.stream_reconciler import StreamReconciler
+from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID
 from streams.messages import Pressure
@@ -61,9 +62,14 @@ class Submitter:
     """
 
     def __init__(
-        self, broker: Broker, streams: StreamReconciler, offload_thread: OffloadThread
+        self,
+        broker: Broker,
+        streams: StreamMonitor,
+        offload_thread: OffloadThread,
+        ledger_space: LedgerSpace,
     ) -> None:
         self._broker, self._streams = broker, streams
+        self._ledger_space = ledger_space
         self._offload_thread = offload_thread
         self._idempotency = IdempotencyStore(broker)
         self.quotas = Quotas(broker)
@@ -71,12 +77,8 @@ class Submitter:
         self._lane_locks: dict[Lane, asyncio.Lock] = {}
         self.has_had_workers = False
 
-    async def open(self, replicas: int) -> None:
-        """Create the store of idempotency keys; subscribe to the ledger and to load reports.
-
-        Raises `BrokerUnavailable`, or `TopologyMismatch` if the broker refuses the store.
-        """
-        await self._idempotency.open(replicas)
+    async def open(self) -> None:
+        """Subscribe to the ledger and to load reports; raises `BrokerUnavailable`."""
         await self.quotas.open()
         await self._broker.subscribe(subjects.ALL_PRESSURE, self._on_pressure)
 
@@ -130,6 +132,7 @@ class Submitter:
         """
         if self._streams.unusable:
             raise Overloaded(_UNUSABLE, _UNUSABLE_RETRY_SECONDS)
+        self._ledger_space.check()
         wait = self._load_shedders[validated.model.name].admit(
             _latency_target(validated), time.monotonic()
         )

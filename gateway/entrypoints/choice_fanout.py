@@ -18,7 +18,7 @@ from api.submission.validation import ValidatedRequest
 from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
 from gateway.entrypoints.http_middleware import REQUEST_ID
-from gateway.metrics import RequestMetrics, count_refused
+from gateway.metrics import RequestMetrics
 from gateway.replies.log_subscription import Sink, discard_record
 from gateway.replies.record_queue import ClientGone, RecordQueue
 from registry.tenant_records import Tenant
@@ -130,7 +130,8 @@ async def submit_choices(
         validated = [each for s in submissions for each in await validate(tenant, s)]
         tickets += await _submit_all(context, validated, queue, key)
     except MillstreamError as error:
-        count_refused(tenant.name, error.code)
+        first = submissions[0]
+        context.refusals.count(tenant.name, error.code, first.model, first.priority)
         raise
     request.scope["state"][REQUEST_ID] = tickets[0].request_id
     _unpause(context, tickets)

@@ -7,7 +7,8 @@ that never can be is answered with an error, on the route `none` if it names no 
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from email.message import Message
 
 import structlog
@@ -18,7 +19,6 @@ from api.submission.submission_record import Submission
 from gateway.context import GatewayContext
 from streams import messages, subjects, topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker
 from streams.broker.declaration import TopologyMismatch
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.broker.retry import retry_forever
@@ -55,8 +55,8 @@ class NatsIngress:
     Each gateway runs one for each tenant that publishes; together they share the tenant's stream.
     """
 
-    def __init__(self, context: GatewayContext, tenant: str, scale: topology.Scale) -> None:
-        self._context, self._tenant, self._scale = context, tenant, scale
+    def __init__(self, context: GatewayContext, tenant: str) -> None:
+        self._context, self._tenant = context, tenant
         self._in_flight = 0
         self._delayed: dict[int, str] = {}  # why each submission was delayed, by its sequence
         self._tasks: asyncio.TaskGroup | None = None
@@ -66,8 +66,8 @@ class NatsIngress:
         """Pull submissions and queue them, at most `MAX_CONCURRENT` at once, until cancelled.
 
         Submissions under way at that time are delivered again, to any gateway. While the broker
-        does not answer, or refuses the tenant's stream, this tries again and again; a refusal is
-        logged.
+        does not answer, has no stream of the tenant, or refuses the consumer, this tries again and
+        again; a refusal is logged.
         """
         broker, stream = self._context.broker, topology.ingress_stream_name(self._tenant)
         await self._declare_patiently()
@@ -96,12 +96,9 @@ class NatsIngress:
                 seconds = min(2 * seconds, _MAX_DECLARE_SECONDS)
 
     async def _declare(self) -> None:
-        broker, stream = self._context.broker, topology.ingress_stream(self._tenant)
-        await declaration.declare_stream(broker, stream, self._scale)
+        stream = topology.ingress_stream_name(self._tenant)
         await declaration.declare_consumer(
-            broker,
-            topology.ingress_stream_name(self._tenant),
-            topology.ingress_consumer(self._tenant),
+            self._context.broker, stream, topology.ingress_consumer(self._tenant)
         )
 
     def _start(self, delivery: Delivery) -> None:
@@ -164,6 +161,7 @@ class NatsIngress:
     async def _refuse(self, delivery: Delivery, error: MillstreamError) -> None:
         """Answer a submission that can never be accepted with an error, and end its delivery."""
         self._log(delivery, error, "submission_refused")
+        self._count_refusal(delivery, error)
         await self._append_error(delivery, error)
         await delivery.terminate()
 
@@ -177,6 +175,12 @@ class NatsIngress:
             reason=str(error),
         )
 
+    def _count_refusal(self, delivery: Delivery, error: MillstreamError) -> None:
+        model, priority = "", ""
+        with suppress(BadRequest):
+            _, model, priority = _parse_lane(delivery.subject)
+        self._context.refusals.count(self._tenant, error.code, model, priority)
+
     async def _append_error(self, delivery: Delivery, error: MillstreamError) -> None:
         try:
             route = _reply_route(delivery)
@@ -187,27 +191,13 @@ class NatsIngress:
             # Where there is one `accepted` was said already
             request_id = await self._context.producer_requests.find_request(self._tenant, key)
         address = LogAddress(self._tenant, route, request_id or f"refused-{delivery.seq}")
-        token_log = TokenLog(self._context.broker, address, self._scale.shards)
+        token_log = TokenLog(self._context.broker, address, self._context.settings.shards)
         terminal = messages.error_record(error.code, error.message, messages.openai_usage(0, 0))
         try:
             if (await token_log.read()).terminal is None:
                 await token_log.append(terminal | {"id": key})
         except Fenced:
             pass  # an earlier delivery was answered already
-
-
-async def remove_unused_streams(broker: Broker, publishing: Collection[str]) -> None:
-    """Delete the ingress streams of tenants that are not in `publishing`, if they are empty.
-
-    An ingress stream holds what a tenant's producers publish. One that is not empty is kept, but
-    accepts no further submissions, and a warning is logged. Raises `BrokerUnavailable`, or
-    `TopologyMismatch` if the broker refuses.
-    """
-    for stream in await declaration.list_streams(broker, subjects.ALL_SUBMISSIONS):
-        tenant = topology.tenant_of_ingress(stream)
-        if tenant is not None and tenant not in publishing:
-            closed = subjects.closed_submissions(tenant)
-            await declaration.remove_if_empty(broker, stream, closed)
 
 
 def _to_submission(delivery: Delivery) -> Submission:

@@ -10,6 +10,7 @@ from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
+from gateway.entrypoints.usage import PARAMETERS
 
 _REF = "#/components/schemas/{model}"
 _POSTS: dict[str, tuple[str, type[Body]]] = {
@@ -67,6 +68,7 @@ def build_document() -> dict[str, Any]:
             **{path: {"post": _post_operation(*each)} for path, each in _POSTS.items()},
             "/v1/models": {"get": _get_operation("List the models", [401])},
             "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
+            "/v1/usage": {"get": _usage_operation()},
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
             "/health": {"get": _get_operation("The process is alive", [], public=True)},
             "/version": {"get": _get_operation("Tell the version", [], public=True)},
@@ -89,6 +91,16 @@ def _post_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
         "responses": _responses(_ERRORS, {"text/event-stream": {"schema": {"type": "string"}}}),
     }
+
+
+def _usage_operation() -> dict[str, Any]:
+    text = {"type": "string"}
+    parameters = [
+        {"name": name, "in": "query", "description": description, "schema": text}
+        for name, description in PARAMETERS.items()
+    ]
+    operation = _get_operation("Tell what the key's tenant has used", [400, 401, 503])
+    return {**operation, "parameters": parameters}
 
 
 def _get_operation(

@@ -25,10 +25,11 @@ from gateway.entrypoints import (
     embed_classify_rerank,
     http_middleware,
     openapi,
+    usage,
     websocket,
 )
 from gateway.entrypoints.endpoint import Endpoint, request_key
-from streams.errors import MillstreamError
+from streams.errors import InternalError, MethodNotAllowed, MillstreamError, NotFound
 
 log = structlog.get_logger()
 
@@ -41,22 +42,6 @@ PAGE_HEADERS = {
 }
 
 
-class NotFound(MillstreamError):
-    """No route of the gateway has the path that was asked for."""
-
-    code = "not_found"
-
-
-class MethodNotAllowed(MillstreamError):
-    """The path exists, but does not allow the HTTP method of the request."""
-
-    code = "method_not_allowed"
-
-
-class InternalError(MillstreamError):
-    """The gateway failed by a fault of its own; its log has the details."""
-
-
 def build_app(context: GatewayContext) -> ASGIApp:
     """Return the ASGI application of one gateway."""
     application = Starlette(
@@ -65,6 +50,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
             WebSocketRoute("/v1/stream", _WebSocketApp(context)),
             Route("/v1/models", partial(_list_models, context)),
             Route("/v1/models/{model:path}", partial(_show_model, context)),
+            Route("/v1/usage", partial(usage.show_usage, context)),
             Route("/healthz", _healthz),
             Route("/health", _healthz),
             Route("/version", _version),

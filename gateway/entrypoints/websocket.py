@@ -24,7 +24,7 @@ from gateway.api_key_headers import find_key
 from gateway.context import GatewayContext
 from gateway.entrypoints.byte_budget import ByteBudget
 from gateway.entrypoints.websocket_reply import ResultFrame, WebSocketReply
-from gateway.metrics import OPEN_WEBSOCKETS, RequestMetrics, count_refused
+from gateway.metrics import OPEN_WEBSOCKETS, RequestMetrics
 from gateway.replies.log_cursor import LogCursor
 from gateway.replies.log_subscription import LogSubscription
 from gateway.replies.send_buffer import EncodedFrame, SendBuffer
@@ -221,7 +221,7 @@ class WebSocketConnection:
     async def _submit(self, request: WebSocketReply, frame: WorkFrame, size: int) -> None:
         arrived, tenant = time.perf_counter(), self._tenant
         sink = partial(self._deliver_record, request)
-        with self._reporting_errors(request):
+        with self._reporting_errors(request, frame.model, frame.lane_priority):
             self._context.check_not_draining()
             submission = await self._context.offload_thread.run(size, Submission.from_body, frame)
             (validated,) = await self._context.validator.validate(tenant, submission)
@@ -241,12 +241,14 @@ class WebSocketConnection:
             self._accept_request(request, subscription, RequestMetrics.for_resumed(tenant), 0.0)
 
     @contextmanager
-    def _reporting_errors(self, request: WebSocketReply) -> Iterator[None]:
+    def _reporting_errors(
+        self, request: WebSocketReply, model: str = "", priority: str = ""
+    ) -> Iterator[None]:
         """Send errors of the block to the client, and close the request; our own faults, too."""
         try:
             yield
         except MillstreamError as error:
-            count_refused(self._tenant.name, error.code)
+            self._context.refusals.count(self._tenant.name, error.code, model, priority)
             self._close_request(request)
             self._enqueue_error(request.id, error)
         except Exception:

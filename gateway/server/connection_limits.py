@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.server.rate_limiter import RateLimiter
+from api.rate_limiter import RateLimiter
 from registry.tenant_records import ApiKey, Tenant
 from streams.errors import TooManyConnections
 
@@ -77,7 +77,9 @@ class ConnectionLimits:
         Yields the limiter of its frame rate. Raises `TooManyConnections` if tenant or key has as
         many connections here as it may have; then nothing is counted.
         """
-        limited: list[Tenant | ApiKey] = [tenant, tenant.key] if tenant.key else [tenant]
+        limited: list[Tenant | ApiKey] = [tenant]
+        if tenant.key and tenant.key.has_connection_limits:
+            limited.append(tenant.key)
         owners = [self._find_owner(_owner_name(tenant, each)) for each in limited]
         for owner, each in zip(owners, limited, strict=True):
             owner.update_limits(each)

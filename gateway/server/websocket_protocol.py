@@ -18,8 +18,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import StatusLike
 
 from api.error_bodies import error_body
+from api.rate_limiter import RateLimiter
 from gateway.metrics import CUT_CONNECTIONS
-from gateway.server.rate_limiter import RateLimiter
 from gateway.server.write_coalescer import CoalescingTransport
 from gateway.server.write_timeout import WriteTimeout
 from streams.errors import BadRequest

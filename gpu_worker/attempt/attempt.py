@@ -17,7 +17,6 @@ from gpu_worker.attempt.start_quarantine import StartQuarantine
 from gpu_worker.attempt.terminals import (
     FinishedRequest,
     StopReason,
-    build_ledger_record,
     build_terminal,
 )
 from gpu_worker.engines.engine import Output, Sequence
@@ -28,6 +27,7 @@ from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.pull_loop import Delivery
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
+from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord, Request, TokenUsage
 from streams.records import dead_letters
 from streams.records.attempt_history import AttemptHistory, NoteKind
@@ -78,6 +78,9 @@ class Attempt:
         self._timer = StageTimer(broker.clock.now)
         self._tokens = self._characters = self._rows = 0  # stored, by all attempts
         self._generated_before = 0  # tokens, by earlier attempts, of which some may be lost
+        self._had_output = False  # an earlier attempt has stored some, perhaps at an unknown time
+        self._first_output_at = 0  # of all attempts, in epoch ms
+        self._was_warm: bool | None = None
         self._generated = 0  # tokens, by this attempt
         self._number = 1
         self._in_engine = False
@@ -92,6 +95,8 @@ class Attempt:
         """
         if not self._timer.first_output_at_ms:
             self._timer.mark_first_output()
+            if not self._had_output:
+                self._first_output_at = round(self._timer.first_output_at_ms)
         self._generated += len(output.tokens)
         self._buffer.add(output)
         if self._buffer.final_output:
@@ -226,6 +231,7 @@ class Attempt:
         kept = LogContents() if before.is_truncated else before
         self._tokens, self._rows, self._characters = len(kept.tokens), kept.rows, len(kept.text)
         self._generated_before = before.generated_tokens
+        self._had_output, self._first_output_at = before.has_output, before.first_output_at
         await self._poison_guard.load_history(before)
         with self._deadline_timer():
             await self._wait_for_last_worker(before)
@@ -279,12 +285,13 @@ class Attempt:
         return self._stop_reason is None
 
     def _add_to_engine(self, before: LogContents) -> None:
-        request = Request.unpack(self.delivery.data)
+        request, goal = Request.unpack(self.delivery.data), self.first_output_goal
         inputs = request.inputs[before.rows :]
         if request.inputs and not inputs:
             self.receive_output(Output(self.envelope.request_id, finish="stop"))
             return
         self._in_engine = True
+        self._was_warm = self._engine_holder.driver is not None
         self._engine_holder.add(
             Sequence(
                 request_id=self.envelope.request_id,
@@ -296,9 +303,7 @@ class Attempt:
                 splits=request.splits[before.rows :],
                 dimensions=request.dimensions,
                 deadline=self._to_monotonic(self.envelope.deadline),
-                goal=None
-                if self.first_output_goal is None
-                else self._to_monotonic(self.first_output_goal),
+                goal=None if goal is None else self._to_monotonic(goal),
                 adapter=request.adapter,
                 priority=self.priority,
                 tenant=self.envelope.tenant,
@@ -332,11 +337,10 @@ class Attempt:
     def first_output_goal(self) -> float | None:
         """Time by which the first output is due by the model's latency goal, in epoch milliseconds.
 
-        The goal is that of the priority which the client asked for; None if the model has no such
-        goal.
+        The goal is that of the priority which the client asked for, as it was when the request was
+        accepted; None if the model had no such goal.
         """
-        goals = self._identity.goals.get(Priority(self.envelope.priority or self.priority))
-        ms = goals.time_to_first_token_ms if goals else None
+        ms = self.envelope.goal_ms
         return None if ms is None else self.envelope.accepted + ms
 
     async def _store_outputs(self) -> FinishedRequest | None:
@@ -374,12 +378,18 @@ class Attempt:
 
     async def _append(self, batch: OutputBuffer) -> None:
         for chunk in batch.iter_chunks(self._tokens, self._characters):
-            await self._token_log.append(chunk)
+            await self._append_output(chunk)
             self._tokens += chunk["count"]
             self._characters += len(chunk["text"])
         for record in batch.iter_results(self._rows):
-            await self._token_log.append(record)
+            await self._append_output(record)
         self._rows += len(batch.vectors)
+
+    async def _append_output(self, record: dict[str, Any]) -> None:
+        """Append a record with output; the request's first one says when it was made."""
+        is_first, self._had_output = not self._had_output, True
+        at = {"at": self._first_output_at} if is_first else {}
+        await self._token_log.append(record | at)
 
     async def _finish(self, end: Output | None) -> FinishedRequest:
         """Store the terminal and the ledger record, and a dead letter first if it is exhausted."""
@@ -390,7 +400,7 @@ class Attempt:
             await dead_letters.store_dead_letter(
                 self._broker, self.delivery, self.envelope, terminal["code"], self._final_history
             )
-        record = self._ledger_record(terminal, self._number, self._timer.first_output_at_ms)
+        record = self._ledger_record(terminal, self._number)
         await self._token_log.append(terminal)
         self._finished_logs.add(self._token_log.to_finished(), time.monotonic())
         await write_ledger_record(self._broker, record)
@@ -418,14 +428,24 @@ class Attempt:
         """
         assert before.terminal is not None
         attempts = max(1, before.attempts)
-        await write_ledger_record(
-            self._broker, self._ledger_record(before.terminal, attempts, first_output_at_ms=0.0)
-        )
+        await self._poison_guard.load_history(before)
+        self._first_output_at = before.first_output_at
+        await write_ledger_record(self._broker, self._ledger_record(before.terminal, attempts))
 
-    def _ledger_record(
-        self, terminal: Mapping[str, Any], attempts: int, first_output_at_ms: float
-    ) -> LedgerRecord:
+    def _ledger_record(self, terminal: Mapping[str, Any], attempts: int) -> LedgerRecord:
         now_ms = self._broker.clock.now_ms()
+        earlier = self._poison_guard.history.summarize()
         return build_ledger_record(
-            self._identity, self.envelope, terminal, attempts, first_output_at_ms, now_ms
+            self.envelope,
+            self._identity.model,
+            terminal,
+            now_ms,
+            version=self._identity.version,
+            worker=self._identity.worker,
+            attempts=attempts,
+            first=self._first_output_at,
+            priority=self.envelope.priority or self.priority.value,
+            earlier_attempts=[each for each in earlier if each["attempt"] < attempts],
+            warm=self._was_warm,
+            worker_ms=max(0, round(now_ms - self._timer.pulled_at_ms)),
         )

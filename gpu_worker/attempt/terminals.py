@@ -1,14 +1,11 @@
-"""Builds the terminal, the ledger record and the observers' record that end a request."""
+"""Builds the terminal that ends a request, and the record of it for observers."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from gpu_worker.engines.engine import Output
-from gpu_worker.identity import WorkerIdentity
 from streams import messages
-from streams.headers import Envelope
 from streams.messages import LedgerRecord, TokenUsage
 
 
@@ -54,36 +51,3 @@ def build_terminal(
     if stop_reason is StopReason.EXPIRED:
         return messages.error_record("deadline_exceeded", "the deadline has passed", usage)
     return messages.done_record("cancelled", usage, timing)
-
-
-def build_ledger_record(
-    identity: WorkerIdentity,
-    envelope: Envelope,
-    terminal: Mapping[str, Any],
-    attempts: int,
-    first_output_at_ms: float,
-    finished_at_ms: int,
-) -> LedgerRecord:
-    """Return the ledger record (the usage that is billed) of a request that ended with `terminal`.
-
-    `attempts` counts the attempts at the request. Times are epoch milliseconds;
-    `first_output_at_ms` is 0 if there was no output.
-    """
-    usage = terminal["usage"]
-    return LedgerRecord(
-        request_id=envelope.request_id,
-        tenant=envelope.tenant,
-        model=identity.model,
-        version=identity.version,
-        outcome=terminal.get("finish_reason") or terminal["code"],
-        prompt_tokens=usage["prompt_tokens"],
-        completion_tokens=usage["completion_tokens"],
-        attempts=attempts,
-        worker=identity.worker,
-        accepted=envelope.accepted,
-        finished=finished_at_ms,
-        adapter=envelope.adapter,
-        account=envelope.account,
-        first=round(first_output_at_ms),
-        cached_tokens=messages.cached_tokens(usage),
-    )

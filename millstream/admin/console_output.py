@@ -1,6 +1,8 @@
 """Output and constants that operator commands share: width, exit status, time for answers."""
 
+import json
 import sys
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -31,6 +33,12 @@ def make_whole_table(*titles: str, title: str | None = None) -> Table:
     """
     columns = [Column(each, overflow="fold") for each in titles or ("", "")]
     return Table(*columns, title=title, title_justify="left", show_header=bool(titles))
+
+
+def print_json_lines(objects: Iterable[Mapping[str, object]]) -> None:
+    """Print JSON for programs: one object in each line."""
+    for each in objects:
+        print(json.dumps(each))
 
 
 def print_sentences(text: str) -> None:

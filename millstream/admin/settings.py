@@ -1,10 +1,49 @@
-"""Settings of `millstream lag`, `drain`, `usage` and `why`."""
+"""Settings of `millstream lag`, `drain`, `usage` and `why`, and of clients of the admin service."""
 
-from pydantic import Field, model_validator
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from millstream.durations import Duration
-from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings, RequestId, Slug
+from streams.base_settings import FLAG_ONLY, NO_FLAG, POSITIONAL, ClientSettings, RequestId, Slug
 from streams.subjects import token
+
+
+def _check_admin_url(value: str) -> str:
+    """Return `value`; raises ValueError unless it is an address by HTTP without credentials."""
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must begin with http:// or https:// and name a host")
+    if parts.username or parts.password:
+        raise ValueError("must hold no credentials: use MILLSTREAM_ADMIN_KEY or --admin-key-file")
+    return value
+
+
+class AdminClientSettings(ClientSettings):
+    """Settings of a command that asks the admin service, by HTTP or over NATS."""
+
+    admin: Annotated[str, AfterValidator(_check_admin_url)] | None = Field(
+        None,
+        description="URL of the admin service; found in the data directory of a running "
+        "`millstream up`, else it is asked over NATS",
+    )
+    admin_key: SecretStr | None = Field(
+        None,
+        description="key of the admin service; in the data directory of a running `millstream up`",
+        json_schema_extra=NO_FLAG,
+    )
+    admin_key_file: Path | None = Field(None, description="file with the key of the admin service")
+
+    def read_admin_key(self) -> str:
+        """Return the key of the admin service; empty if none is given.
+
+        Raises OSError if the file with the key cannot be read.
+        """
+        if self.admin_key:
+            return self.admin_key.get_secret_value()
+        return self.admin_key_file.expanduser().read_text().strip() if self.admin_key_file else ""
 
 
 class LagSettings(ClientSettings):
@@ -32,12 +71,39 @@ class DrainSettings(ClientSettings):
 
 
 class UsageSettings(ClientSettings):
-    """Settings of `millstream usage`."""
+    """Settings of `millstream usage`: quotas and what is used of them, or with `by` past usage."""
 
     tenant: Slug | None = Field(
         None, description="tenant to show, with its keys; default: all", json_schema_extra=FLAG_ONLY
     )
-    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+    by: Literal["key", "model", "day"] | None = Field(
+        None,
+        description="show what the tenant has used, added up so, instead of its quotas",
+        json_schema_extra=FLAG_ONLY,
+    )
+    start: str | None = Field(
+        None,
+        description="with --by: first day of UTC, such as 2026-11-01; 30 days ago unless given",
+        json_schema_extra=FLAG_ONLY,
+    )
+    end: str | None = Field(
+        None,
+        description="with --by: last day of UTC; today unless given",
+        json_schema_extra=FLAG_ONLY,
+    )
+    as_json: bool = Field(
+        False,
+        alias="json",
+        description="print JSON instead of a table; with --by, an object a line",
+    )
+
+    @model_validator(mode="after")
+    def _check_usage(self) -> "UsageSettings":
+        if self.by and not self.tenant:
+            raise ValueError("--by needs --tenant")
+        if not self.by and (self.start or self.end):
+            raise ValueError("--start and --end are for --by")
+        return self
 
 
 class WhySettings(ClientSettings):

@@ -1,4 +1,4 @@
-"""`millstream usage`: prints what tenants and keys with quotas have used, beside their limits."""
+"""`millstream usage`: prints quotas and what is used of them, or what a tenant has used before."""
 
 import asyncio
 import json
@@ -9,39 +9,79 @@ from millstream.admin.console_output import make_console
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.admin.settings import UsageSettings
 from registry.tenant_records import QuotaLimits
-from registry.tenants import Tenants
+from registry.tenants import TenantNotFound, Tenants
 from streams import quota_windows, subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
 from streams.errors import MillstreamError
 from streams.quota_windows import QuotaWindow
+from streams.records import usage_rollups
+from streams.records.usage_rollups import UsageRollups
 from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
 
 UsageRow = dict[str, Any]
 Counters = Mapping[str, int]
 
 
-class TenantNotFound(MillstreamError):
-    """The tenant named in the settings of `millstream usage` does not exist."""
+class WrongDays(MillstreamError):
+    """The days in the settings of `millstream usage` are none, or too many."""
 
 
 async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
     """Print the used amount and the limit of each quota, for all tenants and API keys with quotas.
 
-    If `settings.tenant` is given, only that tenant and its keys are printed. Raises
-    `TenantNotFound` if that tenant does not exist, and `BrokerUnavailable` if the broker does not
+    If `settings.tenant` is given, only that tenant and its keys are printed. With `settings.by`,
+    what the tenant has used is printed instead. Raises `TenantNotFound` if that tenant does not
+    exist, `WrongDays` for days that are none, and `BrokerUnavailable` if the broker does not
     answer.
     """
+    if settings.by:
+        await _show_past_usage(settings, settings.by)
+    else:
+        await _show_quotas(settings)
+
+
+async def _show_quotas(settings: UsageSettings) -> None:
     async with connect(settings.nats, "usage", settings.nats_files) as broker:
         tenants = await Tenants.open(broker)
         try:
             if settings.tenant and tenants.get(settings.tenant) is None:
-                raise TenantNotFound(f"there is no tenant {settings.tenant!r}")
+                raise TenantNotFound(settings.tenant)
             await sample_once(broker)
             rows = await collect_usage(broker, tenants, broker.clock.now())
         finally:
             await tenants.close()
     _print_rows([r for r in rows if settings.tenant in (None, r["tenant"])], settings.as_json)
+
+
+async def _show_past_usage(settings: UsageSettings, by: str) -> None:
+    assert settings.tenant, "the settings require it"
+    async with connect(settings.nats, "usage") as broker:
+        await sample_once(broker)
+        start, end = usage_rollups.recent_days(broker.clock.now())
+        try:
+            days = usage_rollups.list_days(settings.start or start, settings.end or end)
+        except ValueError as error:
+            raise WrongDays(str(error)) from None
+        rollups = UsageRollups(broker)
+        await rollups.roll_up()
+        sums = usage_rollups.add_up(await rollups.read(settings.tenant, days), by)
+    if settings.as_json:
+        print(
+            "".join(json.dumps({"tenant": settings.tenant, **row}) + "\n" for row in sums), end=""
+        )
+    else:
+        make_console().print(render_past_usage(sums, by))
+
+
+def render_past_usage(sums: list[UsageRow], by: str) -> FittedTable:
+    """Return the results of `usage_rollups.add_up` as a table for rich."""
+    names = ("requests", "prompt", "cached", "completion", "amount")
+    columns = (Column(by, "name"), Column("currency"), *(Column(n, is_number=True) for n in names))
+    fields = ("prompt_tokens", "cached_tokens", "completion_tokens", "amount")
+    shown = (by, "currency", "requests", *fields)
+    cells = [[str(row[name]) for name in shown] for row in sums]
+    return FittedTable(columns, cells)
 
 
 async def collect_usage(broker: Broker, tenants: Tenants, now: float) -> list[UsageRow]:

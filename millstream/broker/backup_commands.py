@@ -40,7 +40,7 @@ async def backup(settings: BackupSettings, stop: asyncio.Event) -> None:
     """
     folder = settings.folder.expanduser()
     backup_manifest.check_free_folder(folder)
-    async with connect(settings.nats, "millstream-backup") as broker:
+    async with connect(settings.nats, "millstream-backup", settings.nats_files) as broker:
         identity = await stream_restore.identify_broker(broker)
         found = {each["config"]["name"]: each for each in await list_streams(broker)}
         chosen = _choose(found, settings.stream, folder)
@@ -65,7 +65,7 @@ async def restore(settings: RestoreSettings, stop: asyncio.Event) -> None:
     folder = settings.folder.expanduser()
     manifest = backup_manifest.read_manifest(folder)
     chosen = _choose({each.name: each for each in manifest.streams}, settings.stream, folder)
-    async with connect(settings.nats, "millstream-restore") as broker:
+    async with connect(settings.nats, "millstream-restore", settings.nats_files) as broker:
         identity = await stream_restore.identify_broker(broker)
         stream_restore.check_origin(folder, manifest, identity, settings.other_cell)
         streams = list(_of_account(chosen, settings.accounts, identity.account))

@@ -11,6 +11,7 @@ from rich import print_json
 from gpu_worker.engines import factory
 from gpu_worker.engines.engine import MemoryEstimate
 from millstream.admin.console_output import print_sentences
+from millstream.models.adapter_check import adapter_lines, make_adapter_report
 from millstream.models.settings import CheckSettings
 from registry.artifact_verification import ArtifactRefused
 from registry.checkpoints.findings import Finding
@@ -18,16 +19,21 @@ from registry.model_inspection import ModelDescription, check_model, inspect_mod
 
 
 async def check(settings: CheckSettings, stop: asyncio.Event) -> int:
-    """Print what is wrong with a model's directory, and what it would take in memory.
+    """Print what is wrong with a model's or an adapter's directory, and what it would take.
 
     Nothing is registered and no weights are read. Returns the exit status: 1 if `models add` would
     refuse the directory, else 0.
     """
-    report = await asyncio.to_thread(_make_report, settings)
+    if settings.adapter_of:
+        report = await asyncio.to_thread(make_adapter_report, settings.path, settings.adapter_of)
+        lines = adapter_lines(report)
+    else:
+        report = await asyncio.to_thread(_make_report, settings)
+        lines = _lines(report)
     if settings.as_json:
         print_json(data=report)
     else:
-        print_sentences("\n".join(_lines(report)))
+        print_sentences("\n".join(lines))
     return 1 if report["refusals"] else 0
 
 

@@ -1,24 +1,30 @@
-"""The commands `millstream models add`, `list`, `show` and `remove`."""
+"""The commands `millstream models add`, `list`, `show` and `remove`, and those of aliases.
+
+All ask the admin service. `models add` reads the files itself, where they lie, and sends a record.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from rich import print_json
 from rich.table import Table
 
-from millstream.admin.console_output import make_console, make_whole_table
+from millstream.admin.admin_client import JsonBody, admin_client, list_all, put_model
+from millstream.admin.console_output import make_console, make_whole_table, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
-from millstream.models.settings import AddSettings, ListSettings, RemoveSettings, ShowSettings
+from millstream.models.settings import (
+    AddSettings,
+    AliasSettings,
+    ListSettings,
+    RemoveSettings,
+    ShowSettings,
+)
+from millstream.prices.commands import open_price_book
 from registry.artifact_verification import SHORT_DIGEST
 from registry.lora_inspection import adapter_from
 from registry.model_inspection import make_record, require_servable
 from registry.models import INHERITED_FIELDS, Adapter, Model
 from registry.remote_models import RemoteServer, find_needed_settings, remote_model
-from registry.store import NameTaken, Registry
-from streams.broker.broker_client import connect
-from streams.connection_files import NO_FILES, ConnectionFiles
-from streams.errors import ModelNotFound
 
 _COLUMNS = (
     Column("model", "name", least=12),
@@ -35,10 +41,9 @@ async def add(settings: AddSettings, stop: asyncio.Event) -> None:
     """Register a model version (from files or from a server's URL) or a LoRA adapter (from files).
 
     Prints the registered name. Raises `ArtifactRefused` if the files cannot be served,
-    `RemoteRefused` if the options do not fit a remote server, `VersionExists` if the version's name
-    is registered with other files, `NameTaken` if the alias or the adapter has a name that is in
-    use, `ModelNotFound` if an adapter's base model is not registered, and `BrokerUnavailable` if
-    NATS does not answer.
+    `RemoteRefused` if the options do not fit a remote server, and as `AdminClient.call`: also if
+    the version's name is registered with other files, if the alias or the adapter has a name that
+    is in use, and if an adapter's base model is not registered.
     """
     if settings.adapter_of:
         await _add_adapter(settings, settings.adapter_of)
@@ -51,16 +56,23 @@ async def _add_model(settings: AddSettings) -> None:
     options = {name: getattr(settings, name) for name in INHERITED_FIELDS}
     given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
-    async with open_registry(settings.nats, settings.nats_files) as registry:
-        if settings.alias in {*registry.models, settings.name}:  # before anything is registered
-            raise NameTaken(settings.alias)
-        await registry.add_model(model)
-        if settings.alias:
-            await registry.set_alias(settings.alias, settings.name)
-        console = make_console()
-        for warning in warnings:
-            console.print(f"warning: {warning}")
-        console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
+    async with admin_client(settings) as admin:
+        await put_model(admin, model, settings.alias)
+        if "prompt_price" in given or "completion_price" in given:
+            found = await admin.call("models.show", name=model.name)
+            await _enter_price(settings, Model.model_validate(found["model"]))
+    console = make_console()
+    for warning in warnings:
+        console.print(f"warning: {warning}")
+    console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
+
+
+async def _enter_price(settings: AddSettings, model: Model) -> None:
+    """Enter the price in a model's record into the price book; a cached token's price stays."""
+    async with open_price_book(settings) as (_, prices):
+        current = prices.current(model.name)
+        price = replace(model.price, cached=current.cached if current else None)
+        await prices.set_price(model.name, prices.currency, price)
 
 
 def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:
@@ -91,134 +103,136 @@ def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:
 
 async def _add_adapter(settings: AddSettings, base: str) -> None:
     assert settings.path, "an adapter has files"
-    async with open_registry(settings.nats, settings.nats_files) as registry:
+    async with admin_client(settings) as admin:
+        found = await admin.call("models.show", name=base)
+        model = Model.model_validate(found["model"])
+        version = model.versions[found["version"]]
         adapter = await asyncio.to_thread(
-            adapter_from, settings.path, settings.name, *registry.resolve(base)
+            adapter_from, settings.path, settings.name, model, version
         )
-        await registry.add_adapter(adapter)
-        make_console().print(
-            f"{adapter.id}: {_adapter_kind(adapter)} on {', '.join(adapter.targets)}"
-        )
+        record = adapter.model_dump(mode="json")
+        await admin.call("adapters.put", name=adapter.id, adapter=record)
+    make_console().print(f"{adapter.id}: {_adapter_kind(adapter)} on {', '.join(adapter.targets)}")
 
 
 async def list_models(settings: ListSettings, stop: asyncio.Event) -> None:
     """Print every registered model with its aliases and adapters, as a table or as a JSON list.
 
-    Raises `BrokerUnavailable` if NATS does not answer.
+    Raises as `AdminClient.call`.
     """
-    async with open_registry(settings.nats, settings.nats_files) as registry:
-        if settings.as_json:
-            print_json(data=[_model_json(registry, model) for model in registry.models.values()])
-        else:
-            make_console().print(_table(registry))
+    async with admin_client(settings) as admin:
+        models = await list_all(admin, "models.list")
+    if settings.as_json:
+        print_json(data=models)
+    else:
+        make_console().print(_table(models))
 
 
 async def show(settings: ShowSettings, stop: asyncio.Event) -> None:
     """Print the model that `settings.name` names, with its versions and files, as tables or JSON.
 
     The name may also be an alias, which shows its model, or `MODEL:ADAPTER`, which shows that
-    adapter with its files. Raises `ModelNotFound` if nothing has this name.
+    adapter with its files. Raises as `AdminClient.call`.
     """
-    async with open_registry(settings.nats, settings.nats_files) as registry:
-        model, _, adapter = registry.resolve_target(settings.name)
-        if settings.as_json:
-            print_json(data=_adapter_json(adapter) if adapter else _model_json(registry, model))
-        elif adapter:
-            make_console().print(_adapter_facts(adapter), _adapter_files(adapter))
-        else:
-            make_console().print(_facts(registry, model), _files(model))
+    async with admin_client(settings) as admin:
+        found = await admin.call("models.show", name=settings.name)
+    if settings.as_json:
+        print_json(data=found["adapter"] or found["model"])
+    elif found["adapter"]:
+        adapter = Adapter.model_validate(found["adapter"])
+        make_console().print(_adapter_facts(found["adapter"]), _adapter_files(adapter))
+    else:
+        make_console().print(_facts(found["model"]), _files(Model.model_validate(found["model"])))
 
 
 async def remove(settings: RemoveSettings, stop: asyncio.Event) -> None:
     """Remove a model with its aliases and adapters, or one alias or adapter, from the registry.
 
     The files on disk are not deleted. Queued requests of a removed model end with the error
-    `model_not_found`. Raises `ModelNotFound`, and removes nothing, if no model, alias or adapter
-    has the name in the settings.
+    `model_not_found`. Raises as `AdminClient.call`, and removes nothing, if no model, alias or
+    adapter has the name in the settings.
     """
-    async with open_registry(settings.nats, settings.nats_files) as registry:
-        if settings.name not in {*registry.models, *registry.aliases, *registry.adapters}:
-            raise ModelNotFound(settings.name)
-        await registry.remove(settings.name)
-        make_console().print(f"{settings.name}: removed")
+    async with admin_client(settings) as admin:
+        await admin.call("models.remove", name=settings.name)
+    make_console().print(f"{settings.name}: removed")
 
 
-@asynccontextmanager
-async def open_registry(url: str, files: ConnectionFiles = NO_FILES) -> AsyncIterator[Registry]:
-    """Connect to NATS at `url`, by `files`, and yield the registry of models with its contents.
+async def set_alias(settings: AliasSettings, stop: asyncio.Event) -> None:
+    """Make a name mean a model or one of its versions, in place of what it meant before.
 
-    Leaving the `with` block closes the registry and the connection. Raises `BrokerUnavailable` if
-    NATS does not answer.
+    Raises as `AdminClient.call`.
     """
-    async with connect(url, "millstream-models", files) as broker:
-        registry = await Registry.open(broker)
-        try:
-            yield registry
-        finally:
-            await registry.close()
+    model, _, version = settings.target.partition("@")
+    async with admin_client(settings) as admin:
+        alias = await admin.call(
+            "aliases.put", name=settings.name, model=model, version=version or None
+        )
+    if settings.as_json:
+        print_json(data=alias)
+    else:
+        make_console().print(f"{settings.name}: {settings.target}")
 
 
-def _model_json(registry: Registry, model: Model) -> dict[str, object]:
-    adapters = [_adapter_json(adapter) for adapter in _adapters(registry, model)]
-    aliases = _aliases(registry, model)
-    return {**model.model_dump(mode="json"), "aliases": aliases, "adapters": adapters}
+async def list_aliases(settings: ListSettings, stop: asyncio.Event) -> None:
+    """Print every alias and what it means, as a table or as JSON with an object in each line.
 
-
-def _adapter_json(adapter: Adapter) -> dict[str, object]:
-    return adapter.model_dump(mode="json")
-
-
-def _adapters(registry: Registry, model: Model) -> list[Adapter]:
-    return [adapter for adapter in registry.adapters.values() if adapter.model == model.name]
+    Raises as `AdminClient.call`.
+    """
+    async with admin_client(settings) as admin:
+        aliases = await list_all(admin, "aliases.list")
+    if settings.as_json:
+        print_json_lines(aliases)
+        return
+    table = make_whole_table("alias", "model", "version")
+    for alias in aliases:
+        table.add_row(alias["name"], alias["model"], alias["version"] or "")
+    make_console().print(table)
 
 
 def _adapter_kind(adapter: Adapter) -> str:
     return f"LoRA, rank {adapter.rank}"
 
 
-def _aliases(registry: Registry, model: Model) -> list[str]:
-    return [alias.name for alias in registry.aliases.values() if alias.model == model.name]
-
-
 def _summary(model: Model) -> str:
     return f"{model.engine}, {len(model.default.files)} files, context {model.context_length}"
 
 
-def _table(registry: Registry) -> FittedTable:
+def _table(models: list[JsonBody]) -> FittedTable:
     rows: list[tuple[str, ...]] = []
-    for model in registry.models.values():
+    for model in models:
         rows.append(
             (
-                model.name,
-                ", ".join(_aliases(registry, model)),
-                model.engine,
-                model.task,
-                str(model.context_length),
-                model.default_version,
-                str(len(model.versions)),
+                model["name"],
+                ", ".join(model["aliases"]),
+                model["engine"],
+                model["task"],
+                str(model["context_length"]),
+                model["default_version"],
+                str(len(model["versions"])),
             )
         )
-        for adapter in _adapters(registry, model):
+        for adapter in map(Adapter.model_validate, model["adapters"]):
             short = adapter.digest[:SHORT_DIGEST]
-            rows.append((adapter.id, "", _adapter_kind(adapter), model.task, "", short, ""))
+            row = (adapter.id, "", _adapter_kind(adapter), model["task"], "", short, "")
+            rows.append(row)
     return FittedTable(_COLUMNS, rows)
 
 
-def _facts(registry: Registry, model: Model) -> Table:
+def _facts(model: JsonBody) -> Table:
     table = make_whole_table()
-    facts = model.model_dump(mode="json", exclude={"versions", "chat_template"})
-    facts["aliases"] = ", ".join(_aliases(registry, model))
-    facts["adapters"] = ", ".join(adapter.name for adapter in _adapters(registry, model))
-    facts["chat_template"] = "yes" if model.chat_template else "none: plain lines"
+    facts = {name: value for name, value in model.items() if name != "versions"}
+    facts["aliases"] = ", ".join(model["aliases"])
+    facts["adapters"] = ", ".join(adapter["name"] for adapter in model["adapters"])
+    facts["chat_template"] = "yes" if model["chat_template"] else "none: plain lines"
     for name, value in facts.items():
         if value not in (None, "", {}):
             table.add_row(name, str(value))
     return table
 
 
-def _adapter_facts(adapter: Adapter) -> Table:
+def _adapter_facts(adapter: JsonBody) -> Table:
     table = make_whole_table()
-    for name, value in _adapter_json(adapter).items():
+    for name, value in adapter.items():
         if name not in ("files", "directory", "digest"):
             table.add_row(name, str(value))
     return table

@@ -1,4 +1,4 @@
-"""Settings of `millstream models add`, `check`, `list`, `show` and `remove`."""
+"""Settings of `millstream models add`, `check`, `list`, `show`, `remove`, and `alias set`."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -6,16 +6,10 @@ from pathlib import Path
 from pydantic import ByteSize, Field, ValidationInfo, model_validator
 from pydantic.config import JsonDict
 
+from millstream.admin.settings import AdminClientSettings
 from registry.models import GenerationConfig, LatencyGoals, ModelName, Task
 from registry.remote_models import RemoteApi, Url
-from streams.base_settings import (
-    FLAG_ONLY,
-    POSITIONAL,
-    UPSTREAM_PREFIX,
-    ClientSettings,
-    LogLevel,
-    Settings,
-)
+from streams.base_settings import FLAG_ONLY, POSITIONAL, UPSTREAM_PREFIX, LogLevel, Settings
 from streams.subjects import Priority, token
 
 _SCOPE_KEY = "of"
@@ -23,7 +17,7 @@ MODEL: JsonDict = {_SCOPE_KEY: "model"}  # not for an adapter
 SERVER: JsonDict = {_SCOPE_KEY: "server"}  # only for a remote model
 
 
-class AddSettings(ClientSettings):
+class AddSettings(AdminClientSettings):
     """Settings of `millstream models add`: what to register, and its name, limits and goals.
 
     Exactly one of `path` (a directory with files) and `remote` (a server's URL) must be given.
@@ -187,7 +181,12 @@ class CheckSettings(Settings):
     """Settings of `millstream models check`: a directory, and a worker's settings of memory."""
 
     log_level: LogLevel = Field("error", description="least severe log event to write")
-    path: Path = Field(description="directory with the model's files", json_schema_extra=POSITIONAL)
+    path: Path = Field(
+        description="directory with the model's or adapter's files", json_schema_extra=POSITIONAL
+    )
+    adapter_of: Path | None = Field(
+        None, description="directory of the model whose LoRA adapter is in PATH"
+    )
     as_json: bool = Field(False, alias="json", description="print JSON instead of lines")
     max_sequences: int = Field(64, ge=1, description="sequences in one running batch of the worker")
     max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
@@ -196,7 +195,7 @@ class CheckSettings(Settings):
     )
 
 
-class ListSettings(ClientSettings):
+class ListSettings(AdminClientSettings):
     """Settings of `millstream models list`."""
 
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
@@ -208,10 +207,22 @@ class ShowSettings(ListSettings):
     name: str = Field(description="name of a registered model", json_schema_extra=POSITIONAL)
 
 
-class RemoveSettings(ClientSettings):
+class RemoveSettings(AdminClientSettings):
     """Settings of `millstream models remove`."""
 
     name: str = Field(
         description="name of a registered model or alias, or MODEL:ADAPTER",
         json_schema_extra=POSITIONAL,
     )
+
+
+class AliasSettings(AdminClientSettings):
+    """Settings of `millstream alias set`."""
+
+    name: ModelName = Field(
+        description="the name that clients may ask for", json_schema_extra=POSITIONAL
+    )
+    target: str = Field(
+        description="what it means: MODEL, or MODEL@VERSION", json_schema_extra=POSITIONAL
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a sentence")

@@ -18,8 +18,23 @@ from streams.base_settings import ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
-DRAIN_SHARES = {"gateway": 0.4, "worker": 0.3, "dispatcher": 0.15, "nats": 0.15}
-CLOSING_SECONDS = {"gateway": 2.5, "worker": 1.0, "dispatcher": 0.3, "nats": 0.2}
+DRAIN_SHARES = {
+    "gateway": 0.4,
+    "worker": 0.25,
+    "dispatcher": 0.1,
+    "ledger": 0.1,
+    "admin": 0.05,
+    "nats": 0.1,
+}
+CLOSING_SECONDS = {
+    "gateway": 2.2,
+    "worker": 1.0,
+    "dispatcher": 0.3,
+    "ledger": 0.4,
+    "admin": 0.3,
+    "nats": 0.2,
+}
+LEDGER_KEPT = "1h"  # of what is exported, for `why` and for new leaders
 
 # Let glibc keep freed memory instead of returning it: engines allocate equal blocks in every step.
 ALLOCATOR_ENVIRONMENT = {
@@ -27,7 +42,8 @@ ALLOCATOR_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "4000000000",
     "MALLOC_TOP_PAD_": "268435456",
 }
-_NOT_PASSED_ON = {ENV_PREFIX + key for key in ("ID", "MODEL", "API_KEY")}
+ADMIN_HOST = nats_server.HOST
+_NOT_PASSED_ON = {ENV_PREFIX + key for key in ("ID", "MODEL", "API_KEY", "ADMIN_KEY")}
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,7 @@ class LaunchPlan:
     settings: UpSettings
     port: int
     nats_port: int
+    admin_port: int
     api_key: str
     models: Mapping[str, str]  # the source of each, by name
 
@@ -57,6 +74,11 @@ class LaunchPlan:
         scheme = "https" if self.settings.tls_cert else "http"
         return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
+    @property
+    def admin_url(self) -> str:
+        """The URL of the admin service for clients on this machine."""
+        return f"http://{ADMIN_HOST}:{self.admin_port}"
+
     def drain_seconds(self, service: str) -> float:
         """Return how many seconds a service may take to finish its requests after its SIGTERM.
 
@@ -72,12 +94,28 @@ class LaunchPlan:
         """
         return self.drain_seconds(service) + CLOSING_SECONDS[service]
 
+    def admin_program(self) -> Program:
+        """Return the program of the admin service, the only one that gets the API key.
+
+        The key is that of the tenant `default` and opens the admin API, too.
+        """
+        settings = {
+            "admin_host": ADMIN_HOST,
+            "admin_port": self.admin_port,
+            "admin_key": self.api_key,
+            "api_key": self.api_key,
+            "replace_tenants": True,
+            "metrics_port": self._metrics_port(self.settings.workers + 2),
+        }
+        if self.settings.ledger_dir:
+            settings["ledger_days"] = 0
+        return self._make_program("admin", "admin", settings)
+
     def gateway_program(self) -> Program:
-        """The gateway, the only service that gets the API key."""
+        """Return the gateway's program."""
         settings = {
             "host": self.settings.host,
             "port": self.port,
-            "api_key": self.api_key,
             "metrics_port": self._metrics_port(self.settings.workers + 1),
             "public_metrics": self.settings.public_metrics,
             **self._tls_files(),
@@ -97,6 +135,14 @@ class LaunchPlan:
         return self._make_program(
             "dispatcher", "dispatcher", {"metrics_port": self._metrics_port(0)}
         )
+
+    def ledger_programs(self) -> list[Program]:
+        """Return the program that exports the ledger, in a list; an empty one unless it is set."""
+        if self.settings.ledger_dir is None:
+            return []
+        directory = str(self.settings.ledger_dir.expanduser().resolve())
+        words = ("ledger", "export", directory, "--remove-after", LEDGER_KEPT)
+        return [self._make_program("ledger", "ledger-export", {}, words=words)]
 
     def worker_programs(self) -> list[Program]:
         """Return the programs of all workers, one for each process that the settings ask for.
@@ -148,6 +194,7 @@ class LaunchPlan:
         name: str,
         own_settings: dict[str, object],
         allocator: dict[str, str] | None = None,
+        words: tuple[str, ...] = (),
     ) -> Program:
         settings = {
             "nats": self.nats_url,
@@ -163,7 +210,8 @@ class LaunchPlan:
             **_inherited_environment(service),
             **dict(_to_variables(settings.items())),
         }
-        return Program(name, (sys.executable, "-m", "millstream", service), environment)
+        command = (sys.executable, "-m", "millstream", *(words or (service,)))
+        return Program(name, command, environment)
 
 
 def _inherited_environment(service: str) -> dict[str, str]:

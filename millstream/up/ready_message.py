@@ -31,6 +31,7 @@ Millstream is ready.
   API key   {plan.api_key if shows_key else f"in {key_file}"}
   Models    {", ".join(plan.models)}
   NATS      {plan.nats_url}
+  Admin     {plan.admin_url}/admin/v1
   Logs      {data_directory.logs}
 
 Try it:

@@ -24,6 +24,9 @@ class UpSettings(DestinationSettings, TlsSettings):
     host: str = Field("127.0.0.1", description="address of the gateway")
     port: Port = Field(8080, description="port of the gateway, for HTTP and WebSocket")
     nats_port: Port = Field(4222, description="port of the embedded nats-server; 0: any free one")
+    admin_port: Port = Field(
+        0, description="port of the admin API, on this machine alone; 0: any free one"
+    )
     data_dir: Path = Field(
         DATA_DIR, description="directory of stored requests, logs and the API key"
     )
@@ -39,7 +42,7 @@ class UpSettings(DestinationSettings, TlsSettings):
     metrics_port: Port = Field(
         0,
         description="port for the dispatcher's metrics, the next ones for the workers', then the "
-        "gateway's; 0: off",
+        "gateway's and the admin service's; 0: off",
     )
     public_metrics: bool = Field(
         False, description="serve the gateway's /metrics, with tenants' names, on its own port too"
@@ -57,6 +60,12 @@ class UpSettings(DestinationSettings, TlsSettings):
     )
     tenants: dict[Slug, TenantSettings] = Field(
         {}, description="tenants that may send requests, with their keys and quotas"
+    )
+
+    ledger_dir: Path | None = Field(
+        None,
+        description="directory into which the ledger is exported, and then removed from NATS; "
+        "unless given, records expire after 30 days",
     )
 
     @model_validator(mode="after")

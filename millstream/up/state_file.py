@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict
 class UpState(BaseModel):
     """The content of the state file: process id and addresses of a `millstream up`.
 
-    `nats` is the URL of nats-server and `url` that of the gateway, both for clients on this
-    machine. The state can be outdated: see `is_alive`.
+    `nats` is the URL of nats-server, `url` that of the gateway and `admin` that of the admin
+    service, all for clients on this machine. The state can be outdated: see `is_alive`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -18,6 +18,7 @@ class UpState(BaseModel):
     pid: int
     nats: str
     url: str
+    admin: str = ""  # not of an earlier release
 
     @property
     def is_alive(self) -> bool:

@@ -10,14 +10,15 @@ from urllib.parse import urlsplit
 import structlog
 from pydantic import SecretStr
 
+from millstream.admin.admin_client import HttpAdminClient
 from millstream.up import health_probe, model_registration, nats_server, state_file
 from millstream.up.child_process import ChildProcess, OnDeath, Program
 from millstream.up.data_directory import DataDirectory, open_data_directory
-from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
+from millstream.up.launch_plan import ADMIN_HOST, DRAIN_SHARES, LaunchPlan
 from millstream.up.nats_watchdog import restart_when_unhealthy
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
-from registry.tenants import Tenants
+from registry.tenants import check_keys
 from streams import subjects
 from streams.broker.broker_client import StoreRefused, connect
 from streams.errors import BrokerUnavailable
@@ -33,12 +34,12 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     """Run all services on this machine until `stop` is set, then stop them in order and return.
 
     Each service is a child process, which is started again if it dies. Raises a `MillstreamError`
-    before anything starts if a model, a port or the data directory is not available. Raises
-    `StartFailed` (in an exception group) if a service dies 3 times in a row before all are ready;
-    the other services are then killed.
+    before anything starts if a model, a port or the data directory is not available, or if two
+    tenants have the same key. Raises `StartFailed` (in an exception group) if a service dies 3
+    times in a row before all are ready; the other services are then killed.
     """
     models = model_registration.resolve_models(settings)
-    await asyncio.to_thread(model_registration.check_folders, models.values())
+    await asyncio.to_thread(model_registration.check_folders, models)
     with open_data_directory(settings.data_dir) as directory:
         plan = _make_plan(settings, directory, models)
         async with asyncio.TaskGroup() as tasks:
@@ -53,9 +54,11 @@ def _make_plan(
     settings: UpSettings, directory: DataDirectory, models: dict[str, str]
 ) -> LaunchPlan:
     key = settings.api_key.get_secret_value() if settings.api_key else directory.load_api_key()
+    check_keys(settings.tenants, SecretStr(key))
     port = nats_server.claim_port(settings.host, settings.port, "--port")
     nats_port = nats_server.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
-    return LaunchPlan(settings, port, nats_port, key, models)
+    admin_port = nats_server.claim_port(ADMIN_HOST, settings.admin_port, "--admin-port")
+    return LaunchPlan(settings, port, nats_port, admin_port, key, models)
 
 
 class ProcessManager:
@@ -95,9 +98,9 @@ class ProcessManager:
     async def stop(self) -> None:
         """Stop all processes, remove the state file, and return when all have ended.
 
-        Gateways are stopped first, then workers, dispatchers and nats-server; the processes of one
-        service are stopped together. Each gets SIGTERM, and SIGKILL if it still runs after its
-        service's `kill_after_seconds`.
+        Gateways are stopped first, then workers, dispatchers, the ledger's export, the admin
+        service and nats-server; the processes of one service are stopped together. Each gets
+        SIGTERM, and SIGKILL if it still runs after its service's `kill_after_seconds`.
         """
         for service in DRAIN_SHARES:
             seconds = self.plan.kill_after_seconds(service)
@@ -118,13 +121,19 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     """Start all services behind a nats-server that was started; return when they are ready."""
     plan, directory = manager.plan, manager.directory
     await nats_server.wait_until_answering(plan.nats_port)
-    state = state_file.UpState(pid=os.getpid(), nats=plan.nats_url, url=plan.gateway_url)
-    state_file.write(directory.path, state)
-    await _apply_tenants(plan)
-    directory.save_api_key(plan.api_key)
+    manager.add("admin", plan.admin_program())  # the others wait for what it declares
     manager.add("dispatcher", plan.dispatcher_program())
     manager.add("gateway", plan.gateway_program())
-    await model_registration.register_models(models, plan.settings, plan.nats_url, directory.logs)
+    await _wait_until_admin_is_ready(plan)
+    directory.save_api_key(plan.api_key)
+    state = state_file.UpState(
+        pid=os.getpid(), nats=plan.nats_url, url=plan.gateway_url, admin=plan.admin_url
+    )
+    state_file.write(directory.path, state)
+    admin = HttpAdminClient(plan.admin_url, plan.api_key)
+    await model_registration.register_models(models, plan.settings, admin, directory.logs)
+    for program in plan.ledger_programs():
+        manager.add("ledger", program)
     for program in plan.worker_programs():
         manager.add("worker", program, partial(_announce_death, plan, program.name))
     await _wait_until_ready(plan)
@@ -133,15 +142,14 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     print(render_ready_message(plan, directory, shows_key=shows_key), flush=True)
 
 
-async def _apply_tenants(plan: LaunchPlan) -> None:
-    """Store the configured tenants and the API key, replacing those of an earlier start."""
-    async with connect(plan.nats_url, "millstream-up") as broker:
-        tenants = await Tenants.open(broker)
-        try:
-            await tenants.apply_config(plan.settings.tenants)
-            await tenants.apply_api_key(SecretStr(plan.api_key))
-        finally:
-            await tenants.close()
+async def _wait_until_admin_is_ready(plan: LaunchPlan) -> None:
+    while True:
+        answer = await health_probe.send_probe(
+            ADMIN_HOST, plan.admin_port, "/readyz", PROBE_SECONDS
+        )
+        if answer and answer.is_healthy:
+            return
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def _announce_death(plan: LaunchPlan, worker: str) -> None:

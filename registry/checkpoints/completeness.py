@@ -120,10 +120,14 @@ class ExpectedTensors:
         return re.compile(re.escape(start) + r"(\d+)\.")
 
     def normalise(self, name: str) -> str:
-        """Return a name as the tables have it: today's, without the base model's prefix."""
+        """Return a name as the tables have it: today's, without the base model's prefix.
+
+        The prefix may be there twice, as in a model that another one had as its `model`.
+        """
         for old, new in self.family.renamed.items():
             name = name.replace(old, new)
-        return name.removeprefix(self.family.prefix + ".")
+        prefix = self.family.prefix + "."
+        return name.removeprefix(prefix).removeprefix(prefix)
 
     def full_name(self, name: str) -> str:
         """Return a tensor's name as a model with its head saves it."""
@@ -269,8 +273,21 @@ def _check_surplus(expected: ExpectedTensors, found: Tensors) -> Iterator[Findin
 _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<number>\d+)\.(?P<part>.+)")
 
 
+_ROUTER = ".gate.weight"
+
+
 def _check_experts(expected: ExpectedTensors, found: Tensors) -> Iterator[Finding]:
-    """Yield experts that are missing from layers which have experts one by one."""
+    """Yield a layer with a router and no experts, and what is missing of experts one by one."""
+    for layer in sorted(name.removesuffix(_ROUTER) for name in found if name.endswith(_ROUTER)):
+        if not any(name.startswith(f"{layer}.experts.") for name in found):
+            reason = f"{expected.full_name(layer)} has a router and no experts; fetch the whole"
+            yield Finding(WEIGHTS, f"{reason} checkpoint")
+            return
+    yield from _check_expert_numbers(expected, found)
+
+
+def _check_expert_numbers(expected: ExpectedTensors, found: Tensors) -> Iterator[Finding]:
+    """Yield an expert that is missing or too much, of layers which have experts one by one."""
     matches = [match for name in found if (match := _EXPERT.fullmatch(name))]
     count = positive(expected.get("num_experts"))
     if not matches or count is None:

@@ -22,6 +22,8 @@ CONFIG = "config.json"
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 REMOTE = "serve it with vLLM and register that server (--remote)"
 CLASSIFIES = "ForSequenceClassification"
+_GENERATES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_HEADS = ("LMHeadModel", "DoubleHeadsModel")  # of classes that are no base model
 
 # Keys of config.json whose defaults are in the table
 KEYS = (
@@ -76,6 +78,14 @@ def read_refused() -> dict[str, str]:
     return found
 
 
+def names_generator(config: Mapping[str, Any], architecture: str) -> bool:
+    """Return whether an architecture is a causal language model, by its name or its type's entry.
+
+    The name may be one that transformers does not have.
+    """
+    return architecture.endswith(_GENERATES) or architecture == _find(config).generates
+
+
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the defaults of its type, under the type's own names of keys.
 
@@ -125,6 +135,7 @@ def declared_reasons(config: Mapping[str, Any], engine: EngineKind) -> Iterator[
     if not isinstance(name, str):
         yield f"has the model_type {name!r}: write the type's name into it"
     elif kind := read_types().get(name):
+        yield from _quoted_numbers(config)
         yield from (f"{reason}; {REMOTE}" for reason in _type_reasons(config, kind, engine))
     else:
         own_code = ", and code that comes with a model is not run" * ("auto_map" in config)
@@ -161,6 +172,18 @@ def _has_longrope(get: GetSetting) -> bool:
     inner = [part for each in outer for part in each.values() if isinstance(part, dict)]
     kinds = {str(each.get(key)) for each in (*outer, *inner) for key in ("rope_type", "type")}
     return "longrope" in kinds
+
+
+def _quoted_numbers(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield keys of a configuration, or of its text part, with a text instead of a number."""
+    key, _ = _find(config).text or ("text_config", None)
+    parts = (config, config.get(key))
+    for part in (each for each in parts if isinstance(each, dict)):
+        kind = _find(part)
+        for name, value in part.items():
+            default = kind.defaults.get(kind.names.get(name, name))
+            if isinstance(value, str) and isinstance(default, int):
+                yield f"has {name} {value!r}: write the number without quotes"
 
 
 def _find(config: Mapping[str, Any]) -> ModelType:
@@ -203,10 +226,18 @@ def _generating_reasons(config: Mapping[str, Any], kind: ModelType) -> Iterator[
         yield from (f"{kind.generates} cannot run on this engine: it has {x}" for x in features)
 
 
+def classes_run(config: Mapping[str, Any], engine: EngineKind) -> Iterator[str]:
+    """Yield the names of the classes that an engine may run for a configuration."""
+    kind = _find(config)
+    endings = {"embed": ("Model",), "classify": ("Model", CLASSIFIES)}.get(engine, ())
+    found = (each for each in kind.architectures if each.endswith(endings))
+    yield from (each for each in found if not each.endswith(_HEADS))
+    if engine == "transformers" and kind.generates:
+        yield kind.generates
+
+
 def _refused_classes(config: Mapping[str, Any], engine: EngineKind) -> Iterator[str]:
     """Yield why workers refuse the classes that the engine would run, of all configurations."""
-    kind = _find(config)
-    bases = [each for each in kind.architectures if each.endswith("Model")]
-    for name in [kind.generates] if engine == "transformers" else bases:
-        if reason := read_refused().get(name or ""):
+    for name in classes_run(config, engine):
+        if reason := read_refused().get(name):
             yield f"{name} cannot run on this engine: {reason}; {REMOTE}"

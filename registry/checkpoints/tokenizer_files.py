@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from registry.added_tokens import TOKENIZER
 from registry.artifact_verification import ArtifactRefused, read_json
-from registry.chat_templates import template_file
 from registry.checkpoints.findings import Finding
 from registry.checkpoints.template_syntax import syntax_error
+from registry.tokenizer.added_tokens import TOKENIZER
+from registry.tokenizer.chat_templates import template_file
 
 
 def check_tokenizer(

@@ -12,6 +12,7 @@ broker_client                   `connect()` and `Broker`: publish, store, read; 
                                 here
 cluster_clock, clock_sync       the shared time, and the samples that keep it right
 declaration, stream_reconciler  create streams and consumers, and keep the streams
+stream_monitor                  what a process that does not declare streams knows of them
 countdown                       time-outs that do not count what the process stood still
 pull_loop, retry                pull deliveries, and retry while the broker does not answer
 """

@@ -60,7 +60,8 @@ _RETRY_SECONDS = 0.25
 _DECLARE_SECONDS = 1.0
 _READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # timeouts of a read's tries: STORE_SECONDS together
 # A page of this size arrives within one such try.
-_PAGE_LIMITS: Mapping[str, int | str] = {"batch": 1000, "max_bytes": 1_000_000}
+_PAGE_MESSAGES = 1000
+_PAGE_LIMITS: Mapping[str, int | str] = {"max_bytes": 1_000_000}
 NO_STREAM = 10059  # JetStream's error code
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
@@ -235,6 +236,16 @@ class Broker(ReconnectingClient):
             raise BrokerUnavailable(f"{stream} {seq} is not deleted: {error!r}") from error
         return True
 
+    async def purge(self, stream: str, subject: str | None, before: int) -> None:
+        """Delete a subject's messages whose stream sequence is less than `before`; None: of all.
+
+        Raises `BrokerUnavailable` if the broker does not answer or refuses.
+        """
+        try:
+            await self.js.purge_stream(stream, seq=before, subject=subject)
+        except (nats.errors.Error, TimeoutError, OSError) as error:
+            raise BrokerUnavailable(f"{subject or stream} is not purged: {error!r}") from error
+
     async def _get_from_leader(self, stream: str, seq: int) -> StoredMessage | None:
         query = orjson.dumps({"seq": seq})
         subject = self.api_subject(f"STREAM.MSG.GET.{stream}")
@@ -258,13 +269,22 @@ class Broker(ReconnectingClient):
         """
         found: list[StoredMessage] = []
         while True:
-            page = await self.read_page(
-                stream, {**_PAGE_LIMITS, "next_by_subj": subject, "seq": after + 1}
-            )
+            page = await self.read_filtered(stream, subject, after)
             found += page.messages
             if not page.remaining or not page.messages:
                 return found
             after = page.messages[-1].seq
+
+    async def read_filtered(
+        self, stream: str, subject: str, after: int = 0, limit: int = _PAGE_MESSAGES
+    ) -> MessagePage:
+        """Return the next messages on a subject (or filter) with a sequence above `after`.
+
+        They are as many as one page has, up to `limit`; `remaining` says how many are behind them.
+        Raises `BrokerUnavailable` if no answer comes.
+        """
+        query = {**_PAGE_LIMITS, "batch": limit, "next_by_subj": subject, "seq": after + 1}
+        return await self.read_page(stream, query)
 
     async def find_subject(self, stream: str, pattern: str) -> str | None:
         """Return the subject of the last message that matches a filter; None if none matches.

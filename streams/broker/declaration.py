@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import (
     ConsumerConfig,
     ConsumerInfo,
-    RetentionPolicy,
+    DiscardPolicy,
     StreamConfig,
     StreamInfo,
 )
@@ -27,6 +27,7 @@ from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from streams.topology import Scale
 
 DECLARE_SECONDS = 20.0
+WAIT_SECONDS = 30.0  # of a service, for what the admin service declares
 _DELETED_SECONDS = 0.2  # wait for the confirmation; the deletion happens without it
 _INDEX_SECONDS = (0.4, 0.4, 0.4, 1.0, STORE_SECONDS)  # timeouts of the tries to create one
 _NAME_IN_USE, _INVALID_CONFIG = 10058, 10052
@@ -75,21 +76,23 @@ async def declare(broker: Broker, scale: Scale, max_queued: int) -> int:
     return lanes.max_msgs_per_subject or 0
 
 
-async def wait_for_stream(broker: Broker, stream: str, seconds: float = 30.0) -> None:
-    """Wait until another service has declared the stream; return at once if it exists.
+async def wait_for_stream(broker: Broker, stream: str, seconds: float = WAIT_SECONDS) -> StreamInfo:
+    """Wait until the admin service has declared the stream; return what the broker says of it.
 
-    Raises `TopologyMismatch` if it does not exist, or no broker has answered, after `seconds`.
+    Returns at once if it exists. Raises `TopologyMismatch` if it does not exist, or no broker has
+    answered, after `seconds`.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
-            await stream_info(broker, stream)
+            return await stream_info(broker, stream)
         except (NotFoundError, BrokerUnavailable) as error:
             if time.monotonic() > deadline:
-                raise TopologyMismatch(f"no stream {stream} after {seconds:g} s") from error
+                raise TopologyMismatch(
+                    f"no stream {stream} after {seconds:g} s: `millstream admin` declares it; "
+                    "start one, with the same `shards` as the other services"
+                ) from error
             await asyncio.sleep(0.1)
-        else:
-            return
 
 
 async def declare_stream(broker: Broker, config: StreamConfig, scale: Scale) -> datetime | None:
@@ -197,7 +200,7 @@ def _keep_contents(config: StreamConfig, info: StreamInfo) -> None:
     if config.discard_new_per_subject:
         bounds = (config.max_msgs_per_subject or 0, known.max_msgs_per_subject or 0)
         config.max_msgs_per_subject = max(bounds)
-    if config.retention is RetentionPolicy.WORK_QUEUE and config.max_bytes:
+    if config.discard is DiscardPolicy.NEW and config.max_bytes:
         config.max_bytes = max(config.max_bytes, info.state.bytes)
 
 

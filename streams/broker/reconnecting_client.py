@@ -246,14 +246,15 @@ class ReconnectingClient:
             await _close(before)
 
     async def subscribe(
-        self, subject: str, handler: MessageHandler, *, renewed: bool = True, queue: str = ""
+        self, subject: str, handler: MessageHandler, queue: str = "", *, renewed: bool = True
     ) -> BrokerSubscription:
         """Subscribe, so that `handler` is awaited with each message until the subscription ends.
 
+        Of all processes that subscribe with the same `queue`, one gets each message.
+
         The subscription is renewed after each reconnect; messages sent while there is no connection
-        are missed. With `renewed=False` it stays with the client of now, and ends with it. Of the
-        processes that subscribe with the same `queue`, one gets each message. When this returns,
-        the server has the subscription. Raises `BrokerUnavailable` if that fails.
+        are missed. With `renewed=False` it stays with the client of now, and ends with it. When
+        this returns, the server has the subscription. Raises `BrokerUnavailable` if that fails.
         """
         return await self._start_subscription(
             subject, BrokerSubscription(self, subject, handler, queue=queue), renewed

@@ -34,8 +34,8 @@ class SubscriptionOwner(Protocol):
 class BrokerSubscription:
     """A subscription on a connection, kept while the connection replaces its NATS client.
 
-    `handler` gets nats-py's messages; `raw_handler`, if given, gets unparsed bytes instead.
-    Of the subscriptions with the same `queue`, each message goes to one.
+    `handler` gets nats-py's messages; `raw_handler`, if given, gets unparsed bytes instead. Of the
+    subscriptions that name the same `queue`, one gets each message.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class BrokerSubscription:
         raw_handler: RawHandler | None = None,
         queue: str = "",
     ) -> None:
-        self._broker, self._subject = broker, subject
-        self._handler, self._raw_handler, self._queue = handler, raw_handler, queue
+        self._broker, self._subject, self._queue = broker, subject, queue
+        self._handler, self._raw_handler = handler, raw_handler
         self._subscription: Subscription | None = None
         self._subscribing = asyncio.Lock()
         self._is_ended = False

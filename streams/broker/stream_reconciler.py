@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
 
 import structlog
 from nats.aio.msg import Msg
@@ -15,6 +14,7 @@ from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.broker.declaration import TopologyMismatch
 from streams.errors import BrokerUnavailable
+from streams.messages import StreamReport
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -27,27 +27,33 @@ MakeConfigs = Callable[[], Iterable[StreamConfig]]
 
 
 class StreamReconciler:
-    """Declares streams for as long as `run` runs; any number of processes may do so at once.
+    """Declares streams for as long as `run` runs, at the times when `is_declarer()` returns True.
 
     They are checked every `CHECK_SECONDS`, and within `MIN_PAUSE_SECONDS` when some process misses
     one (`infer.declare`), when the broker says that one was deleted, after a reconnect and after
     `wake`. `unusable` has the streams that the broker refuses to make as they are declared, each
-    with its reason; `on_change` is called when it has changed, `on_deleted` with the name of any
-    stream that was deleted, `on_replaced` with that of a stream that is another one than before.
-    `lane_limit` is the limit of queued requests in a lane: it is never lowered, since the broker
-    would delete the requests above it.
+    with its reason. What was found is published on `infer.streams` after each check, and is the
+    answer to a request on `infer.declare`. `on_change` is called when `unusable` has changed,
+    `on_deleted` with the name of any stream that was deleted.
     """
 
-    def __init__(self, broker: Broker, scale: Scale, make_configs: MakeConfigs) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        scale: Scale,
+        make_configs: MakeConfigs,
+        is_declarer: Callable[[], bool],
+    ) -> None:
         self._broker, self._scale, self._make_configs = broker, scale, make_configs
-        self.lane_limit = 1
-        self._created: dict[str, datetime | None] = {}  # when each stream was created
+        self._is_declarer = is_declarer
+        self._lane_limit = 1
+        self._created: dict[str, float] = {}  # when each stream was created, in epoch seconds
         self._unusable: dict[str, str] = {}
         self._refused: dict[str, str] = {}  # at the last check
         self._wakeup = asyncio.Event()
+        self._report: StreamReport | None = None  # of the last whole check as the declarer
         self.on_change: Callable[[], None] = lambda: None
         self.on_deleted: Callable[[str], None] = lambda stream: None
-        self.on_replaced: Callable[[str], None] = lambda stream: None
 
     @property
     def unusable(self) -> Mapping[str, str]:
@@ -58,36 +64,21 @@ class StreamReconciler:
         """Have the streams checked soon: what is to be declared may have changed."""
         self._wakeup.set()
 
-    async def declare_all(self) -> None:
-        """Declare all streams once; raises as `declaration.declare_stream`."""
-        for config in self._make_configs():
-            await self._declare(config)
-
-    async def _declare(self, config: StreamConfig) -> None:
-        assert config.name
-        created = await declaration.declare_stream(self._broker, config, self._scale)
-        known = self._created.get(config.name, created)
-        self._created[config.name] = created
-        if known != created:
-            log.warning("stream_replaced", stream=config.name)
-            self.on_replaced(config.name)
-        if config.name == topology.REQUESTS:
-            self.lane_limit = config.max_msgs_per_subject
-
     async def run(self) -> None:
-        """Keep the streams until cancelled."""
+        """Keep the streams until cancelled; the first check is made at once."""
         self._broker.on_reconnect.append(self.wake)
         asked = await self._broker.subscribe(subjects.DECLARE, self._on_request)
         deleted = await self._broker.subscribe(f"{_DELETED}*", self._on_deleted)
         try:
             while True:
+                self._wakeup.clear()
+                checked_at = time.monotonic()
+                if self._is_declarer():
+                    await self._check()
+                await asyncio.sleep(max(0.0, checked_at + self._pause_seconds - time.monotonic()))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(CHECK_SECONDS):
                         await self._wakeup.wait()
-                self._wakeup.clear()
-                checked_at = time.monotonic()
-                await self._check()
-                await asyncio.sleep(max(0.0, checked_at + self._pause_seconds - time.monotonic()))
         finally:
             self._broker.on_reconnect.remove(self.wake)
             await asked.unsubscribe()
@@ -96,10 +87,14 @@ class StreamReconciler:
     @property
     def _pause_seconds(self) -> float:
         """Seconds between two checks: more while a stream is refused, as asking cannot help."""
+        if not self._is_declarer():
+            return 0.0
         return CHECK_SECONDS if self._unusable else MIN_PAUSE_SECONDS
 
     async def _on_request(self, msg: Msg) -> None:
         self.wake()
+        if msg.reply and self._report and self._is_declarer():
+            await self._broker.publish(msg.reply, self._report.pack())
 
     async def _on_deleted(self, msg: Msg) -> None:
         stream = msg.subject.removeprefix(_DELETED)
@@ -109,7 +104,10 @@ class StreamReconciler:
     async def _check(self) -> None:
         """Declare all streams, and note which ones the broker refuses at two checks in a row."""
         found: dict[str, str] = {}
-        for config in self._make_configs():
+        configs = list(self._make_configs())
+        names = {config.name for config in configs}
+        self._created = {name: at for name, at in self._created.items() if name in names}
+        for config in configs:
             assert config.name
             try:
                 await self._declare(config)
@@ -120,11 +118,23 @@ class StreamReconciler:
                 return
         refused_again = {name: reason for name, reason in found.items() if name in self._refused}
         self._refused = found
-        self._report(refused_again)
+        self._note_unusable(refused_again)
         if found.keys() - refused_again.keys():
-            self.wake()
+            self.wake()  # the next check will tell
+        else:
+            await self._publish_report()
 
-    def _report(self, found: dict[str, str]) -> None:
+    async def _declare(self, config: StreamConfig) -> None:
+        assert config.name
+        created = await declaration.declare_stream(self._broker, config, self._scale)
+        made_at = created.timestamp() if created else 0.0
+        if self._created.get(config.name, made_at) != made_at:
+            log.warning("stream_replaced", stream=config.name)
+        self._created[config.name] = made_at
+        if config.name == topology.REQUESTS:
+            self._lane_limit = config.max_msgs_per_subject or 0
+
+    def _note_unusable(self, found: dict[str, str]) -> None:
         if found == self._unusable:
             return
         for name in found.keys() - self._unusable.keys():
@@ -133,3 +143,8 @@ class StreamReconciler:
             log.info("stream_usable", stream=name)
         self._unusable = found
         self.on_change()
+
+    async def _publish_report(self) -> None:
+        self._report = StreamReport(self._created, self._unusable, self._lane_limit)
+        with suppress(BrokerUnavailable):  # the next one comes in a few seconds
+            await self._broker.publish(subjects.STREAMS, self._report.pack())

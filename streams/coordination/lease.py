@@ -18,13 +18,11 @@ from streams.broker.broker_client import Broker, StoreRefused
 from streams.coordination import lease_bucket
 from streams.coordination.lease_bucket import (
     DELETE_HEADERS,
-    RENEWALS_PER_LEASE,
     STREAM,
     LeaseBucket,
 )
 from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST
-from streams.topology import Scale
 
 log = structlog.get_logger()
 
@@ -36,8 +34,8 @@ class Lease:
 
     `run`, in a task, keeps trying to get the lease and then renews it; `gained` is set while it is
     held. The process asks for the lease only while `is_wanted()` returns True; call `wake` when
-    that has changed. `holder` is this process's name, and `seconds` how long a lease lives that is
-    not renewed.
+    that has changed. `holder` is this process's name, and `bucket` the bucket of the leases, whose
+    values live for one lease. `answered` is set once it is known whether this process holds it.
     """
 
     def __init__(
@@ -45,13 +43,11 @@ class Lease:
         broker: Broker,
         name: str,
         holder: str,
-        seconds: float,
-        scale: Scale,
+        bucket: LeaseBucket,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self.is_wanted = is_wanted
-        self._broker, self._seconds = broker, seconds
-        self._bucket = LeaseBucket(broker, seconds, scale)
+        self._broker, self._bucket = broker, bucket
         self._key = subjects.escape(name)
         self._subject = lease_bucket.key_subject(self._key)
         self._holder_mark = f"{holder}.{secrets.token_hex(8)}".encode()
@@ -59,6 +55,7 @@ class Lease:
         self._held_until = 0.0
         self._wakeups = asyncio.Event(), asyncio.Event()  # of `run` and of `wait_until_lost`
         self.gained = asyncio.Event()
+        self.answered = asyncio.Event()
 
     @property
     def is_held(self) -> bool:
@@ -85,11 +82,11 @@ class Lease:
             if self.is_wanted() and await self._try_acquire():
                 if not self.gained.is_set():
                     log.info("lease_gained", lease=self._key)
-                self._held_until = asked_at + self._seconds * _TRUSTED_SHARE
+                self._held_until = asked_at + self._bucket.seconds * _TRUSTED_SHARE
                 self.gained.set()
             elif not self.is_held:
                 self.gained.clear()
-            await _wait_for_wakeup(self._wakeups[0], self._seconds / RENEWALS_PER_LEASE)
+            await _wait_for_wakeup(self._wakeups[0], self._bucket.renew_seconds)
 
     async def wait_until_lost(self) -> None:
         """Wait until the lease is no longer held or no longer wanted.
@@ -118,12 +115,14 @@ class Lease:
 
     async def _try_acquire(self) -> bool:
         try:
-            await self._bucket.declare()
-            return await self._acquire()
+            await self._bucket.open()
+            is_ours = await self._acquire()
         except BrokerUnavailable as error:
-            self._bucket.mark_undeclared()
+            self._bucket.mark_unknown()
             log.warning("lease_unanswered", lease=self._key, reason=str(error))
             return False
+        self.answered.set()
+        return is_ours
 
     async def _acquire(self) -> bool:
         """Write our mark by compare-and-set on the last revision we know.

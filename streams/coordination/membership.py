@@ -17,12 +17,10 @@ from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.coordination import lease_bucket
 from streams.coordination.lease_bucket import (
     DELETE_HEADERS,
-    RENEWALS_PER_LEASE,
     STREAM,
     LeaseBucket,
 )
 from streams.errors import BrokerUnavailable
-from streams.topology import Scale
 
 log = structlog.get_logger()
 
@@ -32,14 +30,12 @@ class Membership:
 
     `members` is empty until the broker has answered first. From then on it always contains this
     process, and it stays unchanged while the broker does not answer. `on_change` is called without
-    arguments after each change. A member that is silent for `seconds` is removed.
+    arguments after each change. A member that is silent for as long as a value lives in `bucket`,
+    the bucket of the leases, is removed.
     """
 
-    def __init__(
-        self, broker: Broker, group: str, member: str, seconds: float, scale: Scale
-    ) -> None:
-        self._broker, self._seconds = broker, seconds
-        self._bucket = LeaseBucket(broker, seconds, scale)
+    def __init__(self, broker: Broker, group: str, member: str, bucket: LeaseBucket) -> None:
+        self._broker, self._bucket = broker, bucket
         self._group = lease_bucket.key_subject("members", subjects.escape(group))
         self._member = member
         self._last_read_at = self._presumes_until = float("-inf")
@@ -54,12 +50,12 @@ class Membership:
         """
         while True:
             try:
-                await self._bucket.declare()
+                await self._bucket.open()
                 await self._renew()
             except (BrokerUnavailable, StoreRefused) as error:
-                self._bucket.mark_undeclared()
+                self._bucket.mark_unknown()
                 log.warning("membership_unknown", group=self._group, reason=str(error))
-            await asyncio.sleep(self._seconds / RENEWALS_PER_LEASE)
+            await asyncio.sleep(self._bucket.renew_seconds)
 
     async def leave(self) -> None:
         """Delete this process's mark, so that the others see it leave before the mark expires.
@@ -86,8 +82,8 @@ class Membership:
     def _presumed_members(self) -> frozenset[str]:
         """Return the members from before an outage of the broker, for one lease after its end."""
         now = time.monotonic()
-        if now - self._last_read_at > self._seconds:
-            self._presumes_until = now + self._seconds
+        if now - self._last_read_at > self._bucket.seconds:
+            self._presumes_until = now + self._bucket.seconds
         self._last_read_at = now
         return self.members if now < self._presumes_until else frozenset()
 

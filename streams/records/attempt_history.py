@@ -32,6 +32,11 @@ class FaultScope(StrEnum):
     OWN = "own"  # for certain: nothing else can have been the reason
 
 
+_REASONS = {
+    FaultScope.NONE: "released",
+    FaultScope.SHARED: "failed",
+    FaultScope.OWN: "broke",
+}
 _FAULTS = {"released": FaultScope.NONE, "failed": FaultScope.SHARED, "broke": FaultScope.OWN}
 
 
@@ -64,6 +69,13 @@ class PastAttempt:
     fault: FaultScope
     error: str = ""
     at: int = 0
+
+    @property
+    def reason(self) -> str:
+        """How it ended, in a word: `released`, `failed` (with others), `broke` or `silent`."""
+        if self.fault is not FaultScope.NONE and not self.at:
+            return "silent"
+        return _REASONS[self.fault]
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,13 @@ class AttemptHistory:
     def pack(self) -> list[dict[str, Any]]:
         """Return the attempts as plain dicts, oldest first; a dead letter stores them as JSON."""
         return [asdict(each) for each in self.attempts]
+
+    def summarize(self) -> list[dict[str, Any]]:
+        """Return the attempts as a ledger record has them: without the texts of errors."""
+        return [
+            {"attempt": each.attempt, "worker": each.worker, "reason": each.reason, "at": each.at}
+            for each in self.attempts
+        ]
 
 
 def unpack(packed: Iterable[Mapping[str, Any]]) -> AttemptHistory:

@@ -83,6 +83,18 @@ class LogContents:
         return last["index"] + last["count"] if last else 0
 
     @property
+    def first_output_at(self) -> int:
+        """When an attempt made the request's first output, in epoch ms; 0: none, or not known."""
+        claims = (r.get("first_output_at", 0) for r in self.records if r["type"] == "started")
+        outputs = (part.get("at", 0) for part in self._output[:1])
+        return next((at for at in (*claims, *outputs) if at), 0)
+
+    @property
+    def has_output(self) -> bool:
+        """True if an attempt has stored any output, though the broker may have dropped it."""
+        return bool(self._output)
+
+    @property
     def is_truncated(self) -> bool:
         """True if the broker has dropped the log's beginning; no attempt can continue it then."""
         ends = [0, *(part["index"] + part["count"] for part in self._output)]
@@ -176,10 +188,12 @@ class TokenLog:
         before = LogContents()
         claim = {CLAIM: secrets.token_hex(4)}  # a worker's next claim may have the same bytes
         while before.terminal is None:
-            attempt = before.attempts + 1
+            started = messages.started_record(
+                model, version, before.attempts + 1, worker, before.first_output_at
+            )
             headers = claim | ({RESTART: "1"} if before.is_truncated else {})
             try:
-                await self.append(messages.started_record(model, version, attempt, worker), headers)
+                await self.append(started, headers)
             except Fenced:
                 before = await retry_for(RETRY_TIMEOUT_SECONDS, self.read)
             else:
@@ -265,14 +279,6 @@ class TokenLog:
             raise BrokerUnavailable(f"the last record of {self.subject} cannot be read yet")
         raise Fenced(f"the log {self.subject} has moved on")
 
-    async def finish(self, terminal: Mapping[str, Any], record: LedgerRecord) -> None:
-        """Append the terminal, which ends the request, then settle and store its ledger record.
-
-        Raises as `append` and `write_ledger_record`.
-        """
-        await self.append(terminal)
-        await write_ledger_record(self._broker, record)
-
 
 @dataclass(frozen=True, slots=True)
 class FinishedLog:
@@ -313,7 +319,7 @@ async def write_ledger_record(broker: Broker, record: LedgerRecord) -> PubAck:
     await usage_counters.settle(broker, record, RETRY_TIMEOUT_SECONDS)
     return await broker.store_retrying(
         subjects.ledger(record.tenant, record.model),
-        messages.pack(record),
+        record.pack(),
         {MESSAGE_ID: record.request_id},
         RETRY_TIMEOUT_SECONDS,
     )

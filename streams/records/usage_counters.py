@@ -71,6 +71,8 @@ async def settle(broker: Broker, record: LedgerRecord, seconds: float) -> None:
     """
     if not record.account:
         return
-    used = (record.prompt_tokens, record.completion_tokens) if record.attempts else (0, 0)
-    correction = Account.unpack(record.account).correction(*used)
+    account, (prompt, completion, _) = Account.unpack(record.account), record.billed_tokens
+    # A gateway of an older release has told the price in the account alone
+    spend = record.charge if record.price else account.price.spend_for(prompt, completion)
+    correction = account.correction(prompt + completion, spend)
     await add_once(broker, correction, record.request_id, seconds)

@@ -30,8 +30,15 @@ SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
 READY_SECONDS = 90
 STOP_SECONDS = 45  # longer than a service may take to drain
 FAILING = Path(__file__).parent / "failing"
-KINDS = ("nats", "gateway", "dispatcher", "worker")
-READY = {"gateway": "listening", "dispatcher": "members_changed", "worker": "model_ready"}
+KINDS = ("nats", "admin", "gateway", "dispatcher", "worker")
+READY = {
+    "admin": "admin_listening",
+    "gateway": "listening",
+    "dispatcher": "members_changed",
+    "worker": "model_ready",
+}
+
+LEASES = {"admin": "admin", "dispatcher": "dispatcher.mock"}  # by which a kind has a leader
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Cluster:
         async with connect(self.brokers.direct, "chaos") as broker:
             await declaration.wait_for_stream(broker, topology.WORK, READY_SECONDS)
             await self._register(broker)
-            await eventually(lambda: self.leader(broker), READY_SECONDS)
+            await eventually(lambda: self.leader(broker, LEASES["dispatcher"]), READY_SECONDS)
         await eventually(lambda: all(map(self.is_ready, self.services)), READY_SECONDS)
 
     def _give_clocks(self, library: Path) -> None:
@@ -124,18 +131,18 @@ class Cluster:
         if whom not in KINDS:
             return whom
         async with connect(self.brokers.direct, "chaos") as broker:
-            if whom == "dispatcher":
-                return await eventually(lambda: self.leader(broker))
+            if whom in LEASES:
+                return await eventually(lambda: self.leader(broker, LEASES[whom]))
             if whom == "nats":
                 return await self._stream_leader(broker, random)
         return random.choice([name for name in self.services if name.startswith(whom)])
 
-    async def leader(self, broker: Broker) -> str:
-        """The dispatcher that leads; empty while none does."""
-        key = lease_bucket.key_subject(subjects.escape("dispatcher.mock"))
+    async def leader(self, broker: Broker, lease: str) -> str:
+        """The process that holds a lease; empty while none does."""
+        key = lease_bucket.key_subject(subjects.escape(lease))
         try:
             found = await broker.read(lease_bucket.STREAM, {"last_by_subj": key})
-        except BrokerUnavailable:  # the bucket is made by the first dispatcher
+        except BrokerUnavailable:  # the bucket is made by the first admin service
             return ""
         return found[0].data.decode().partition(".")[0] if found else ""
 
@@ -159,14 +166,14 @@ class Cluster:
     async def _register(self, broker: Broker) -> None:
         shape = self.shape
         pace: dict[str, Any] = {"ttft_ms": shape.ttft_ms, "itl_ms": shape.itl_ms}
-        registry = await Registry.open(broker, replicas=shape.nodes)
+        registry = await Registry.open(broker)
         await registry.add_model(mock_model(**pace, sequences=shape.sequences))
         await registry.close()
 
     def _names(self) -> Iterator[str]:
         shape = self.shape
-        counts = {"gateway": shape.gateways, "dispatcher": shape.dispatchers}
-        counts["worker"] = shape.workers
+        counts = {"admin": shape.dispatchers, "gateway": shape.gateways}  # a standby for each, too
+        counts |= {"dispatcher": shape.dispatchers, "worker": shape.workers}
         for kind, count in counts.items():
             yield from (f"{kind}-{number}" for number in range(count))
 

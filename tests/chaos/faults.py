@@ -171,6 +171,7 @@ FAULTS = {
             LOAD_THROUGHOUT,
             once("freeze", "dispatcher", (5, 8), 12),
         ),
+        Fault("admin-kill", TWO_OF_EACH, LOAD_THROUGHOUT, once("kill", "admin", (5, 8), 10)),
         Fault("nats-kill", THREE_BROKERS, LOAD_THROUGHOUT, once("kill", "nats", (5, 8), 10)),
         Fault("nats-freeze", THREE_BROKERS, LOAD_THROUGHOUT, once("freeze", "nats", (5, 8), 12)),
         Fault(

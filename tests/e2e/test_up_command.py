@@ -68,9 +68,9 @@ def up(tmp_path: Path) -> Iterator[MillstreamUp]:
 
 def test_each_service_is_a_process_that_its_command_line_names(up: MillstreamUp) -> None:
     """Operators and their scripts look for that word; no other process may have it."""
-    words = ("nats-server", "dispatcher", "gateway", "worker")
-    assert [len(up.pids(word)) for word in words] == [1, 1, 1, 2]
-    assert len(descendants(up.process.pid)) == 5
+    words = ("nats-server", "millstream admin", "dispatcher", "gateway", "worker")
+    assert [len(up.pids(word)) for word in words] == [1, 1, 1, 1, 2]
+    assert len(descendants(up.process.pid)) == 6
     assert not any(KEY in command_line(pid) for pid in descendants(up.process.pid))
 
 
@@ -123,7 +123,9 @@ def test_killing_it_kills_its_children(up: MillstreamUp) -> None:
     wait_until(lambda: all(is_gone(child) for child in children), 5)
 
 
-@pytest.mark.parametrize("word", ["gateway", "dispatcher", "worker", "nats-server"])
+@pytest.mark.parametrize(
+    "word", ["millstream admin", "gateway", "dispatcher", "worker", "nats-server"]
+)
 def test_a_killed_service_is_started_again_and_serves(up: MillstreamUp, word: str) -> None:
     """One crash of any kind is not the end."""
     before = up.pids(word)

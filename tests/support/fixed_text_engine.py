@@ -16,7 +16,7 @@ from registry.store import Registry
 from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways
-from tests.support.services import dispatcher_settings, running, worker_settings
+from tests.support.services import always, dispatcher_settings, running, worker_settings
 
 CHARACTERS_PER_STEP = 3  # a step says so many: whatever matters is cut somewhere
 FAILING_SEED = 7  # a sequence with this seed fails at the end of its text
@@ -104,7 +104,7 @@ async def fixed_text_gateway(
     model = mock_model().model_copy(update={"chat_template": template})
     version = model.default.model_copy(update={"options": {"text": text}})
     async with connect(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         await registry.add_model(model.model_copy(update={"versions": {version.id: version}}))
         await registry.close()
     async with (

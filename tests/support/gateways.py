@@ -13,6 +13,7 @@ import msgpack
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
+import admin.service
 import dispatcher.service
 import gateway.service
 import gpu_worker.service
@@ -23,7 +24,13 @@ from streams.base_settings import TenantSettings
 from streams.broker.broker_client import connect as connect_nats
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
-from tests.support.services import dispatcher_settings, running, worker_settings
+from tests.support.services import (
+    admin_settings,
+    always,
+    dispatcher_settings,
+    running,
+    worker_settings,
+)
 
 KEY, OTHER_KEY = "sk-acme", "sk-other"
 JSON, MSGPACK = "millstream.v1.json", "millstream.v1.msgpack"
@@ -288,12 +295,14 @@ def _dumps(body: object) -> bytes:
 async def gateways(
     nats_url: str, count: int = 1, *, tls: ssl.SSLContext | None = None, **settings: Any
 ) -> AsyncIterator[list[RunningGateway]]:
-    """Gateways with the models `mock` and `vectors` registered, and nothing behind them.
+    """Gateways and an admin service that declares their tenants, and nothing behind them.
 
-    `tls` is what their clients connect with.
+    `tls` is what the gateways' clients connect with.
     """
-    settings = {"tenants": tenants(), "drain_seconds": 5, **settings}
+    settings = {"drain_seconds": 5, **settings}
+    told = {"tenants": settings.pop("tenants", tenants())}
     async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
         for _ in range(count):
             made = GatewaySettings(nats=nats_url, port=free_port(), **settings)
@@ -314,7 +323,7 @@ async def _answers(each: RunningGateway) -> bool:
 async def register(nats_url: str, **mock: Any) -> None:
     """The models `mock` and `vectors`."""
     async with connect_nats(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         await registry.add_model(mock_model("mock", **{**QUICK, **mock}))
         await registry.add_model(vectors_model())
         await registry.close()
@@ -340,7 +349,7 @@ async def cell(
 async def cell_with_model(nats_url: str, model: Model) -> AsyncIterator[RunningGateway]:
     """A gateway with one model and a worker of it behind it, ready to serve."""
     async with connect_nats(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         await registry.add_model(model)
         await registry.close()
     async with (

@@ -1,4 +1,4 @@
-"""Dispatcher and worker of a test, in this process, over a real broker."""
+"""Services of a test but the gateway, in this process, over a real broker."""
 
 import asyncio
 import json
@@ -11,15 +11,15 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+import admin.service
+from admin.settings import AdminSettings
 from dispatcher.settings import DispatcherSettings
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version, mock_model
 from registry.store import Registry
-from registry.tenants import Tenants
 from streams import messages, prefix_hashes, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
-from streams.broker.retry import retry_forever
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import request_queue, token_log
@@ -53,23 +53,13 @@ class BrokerClient:
         self.broker, self.registry = broker, registry
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.tenants: dict[str, str] = {}
-        self._redeclaring: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         await self.broker.subscribe(subjects.replies_to(ROUTE), self._on_reply)
-        self.broker.on_reconnect.append(self._redeclare)
 
     async def _on_reply(self, msg: Msg) -> None:
         request_id = subjects.parse_log(msg.subject).request_id
         self.records.setdefault(request_id, []).append(messages.unpack(msg.data))
-
-    def _redeclare(self) -> None:
-        """A broker that restarts has lost its streams in memory."""
-
-        async def declare() -> None:
-            await declaration.declare(self.broker, Scale(), MAX_QUEUED)
-
-        self._redeclaring.add(asyncio.create_task(retry_forever(declare)))
 
     def envelope(
         self,
@@ -164,6 +154,11 @@ class BrokerClient:
         records = self.records.get(request_id, [])
         return [record["attempt"] for record in records if record["type"] == "started"]
 
+    async def ledger(self) -> list[LedgerRecord]:
+        """All ledger records so far."""
+        stored = await self.broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS)
+        return [LedgerRecord.unpack(message.data) for message in stored]
+
     async def ledger_counts(self) -> Counter[str]:
         """How many ledger records each request has, once all that have ended have one.
 
@@ -172,10 +167,8 @@ class BrokerClient:
         counts = Counter[str]()
 
         async def is_settled() -> bool:
-            stored = await self.broker.read_subject(topology.LEDGER, "infer.ledger.>")
-            records = [messages.from_wire(LedgerRecord, messages.unpack(m.data)) for m in stored]
             counts.clear()
-            counts.update(record.request_id for record in records)
+            counts.update(record.request_id for record in await self.ledger())
             return all(counts[request] for request in self.records if self.terminal(request))
 
         await eventually(is_settled)
@@ -208,23 +201,37 @@ class BrokerClient:
         return json.loads(answer) if answer else None
 
 
-def broker_client(nats_url: str, **mock: Any) -> AbstractAsyncContextManager[BrokerClient]:
+def broker_client(
+    nats_url: str, *, lease_seconds: float = 2, **mock: Any
+) -> AbstractAsyncContextManager[BrokerClient]:
     """A declared topology with a mock model, and a client of it."""
-    return broker_client_of(nats_url, mock_model(**mock))
+    return broker_client_of(nats_url, mock_model(**mock), lease_seconds=lease_seconds)
 
 
 @asynccontextmanager
-async def broker_client_of(nats_url: str, model: Model) -> AsyncIterator[BrokerClient]:
+async def broker_client_of(
+    nats_url: str, model: Model, *, lease_seconds: float = 2
+) -> AsyncIterator[BrokerClient]:
     """A declared topology with one model, and a client of it."""
     async with connect(nats_url, "test") as broker:
+        # A lane of a test may be longer than any tenant's; the admin service lowers no limit
         await declaration.declare(broker, Scale(), MAX_QUEUED)
-        registry, tenants = await Registry.open(broker), await Tenants.open(broker)
-        await registry.add_model(model)
-        client = BrokerClient(broker, registry)
-        await client.open()
-        yield client
+        settings = admin_settings(nats_url, lease_seconds=lease_seconds)
+        async with running(admin.service, settings), opened_registry(broker) as registry:
+            await registry.add_model(model)
+            client = BrokerClient(broker, registry)
+            await client.open()
+            yield client
+
+
+@asynccontextmanager
+async def opened_registry(broker: Broker) -> AsyncIterator[Registry]:
+    """The registry, of which an admin service makes the bucket."""
+    registry = await Registry.open(broker, seconds=PATIENCE_SECONDS)
+    try:
+        yield registry
+    finally:
         await registry.close()
-        await tenants.close()
 
 
 def model_with_versions(*ids: str, **mock: Any) -> Model:
@@ -232,6 +239,15 @@ def model_with_versions(*ids: str, **mock: Any) -> Model:
     made = {name: Version(id=name, options=mock) for name in ids}
     update = {"versions": made, "default_version": ids[0]}
     return mock_model().model_copy(update=update)
+
+
+def always() -> bool:
+    """Where a view of a bucket is its own declarer: a test of records, without any service."""
+    return True
+
+
+def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:
+    return AdminSettings(nats=nats_url, **settings)
 
 
 def dispatcher_settings(nats_url: str, **settings: Any) -> DispatcherSettings:

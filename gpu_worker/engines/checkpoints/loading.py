@@ -42,14 +42,24 @@ def refuse_model(name: str, reason: str) -> UnsupportedModel:
 def read_config(directory: Path, device: torch.device) -> PreTrainedConfig:
     """Read a directory's configuration, whose dtype is then that of `choose_dtype`.
 
-    Raises transformers' error if it cannot be read.
+    Raises `UnsupportedModel` if transformers cannot read it.
     """
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        directory,
-        dtype=choose_dtype(directory, device),  # the file may say "auto", which is none
-        local_files_only=True,
-    )
+    dtype = choose_dtype(directory, device)  # the file may say "auto", which is none
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            directory, dtype=dtype, local_files_only=True
+        )
+    except Exception as error:  # whatever a type's own checks raise
+        raise UnsupportedModel(
+            f"config.json in {directory} cannot be read by transformers: {_shorten(error)}"
+        ) from error
     return config
+
+
+def _shorten(error: Exception) -> str:
+    """Return an error of transformers as one line."""
+    words = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
+    return " ".join(words.split())[:500]
 
 
 def load_checkpoint(
@@ -90,9 +100,9 @@ def load_checkpoint(
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         if is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:500]
+        name = name_architecture(config)
         raise UnsupportedModel(
-            f"{name_architecture(config)} in {directory} cannot be loaded by transformers: {reason}"
+            f"{name} in {directory} cannot be loaded by transformers: {_shorten(error)}"
         ) from error
     check_report(model, directory, report, unused)
     if "state_dict" in source:

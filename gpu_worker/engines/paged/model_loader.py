@@ -35,10 +35,10 @@ from gpu_worker.engines.paged.batch.kv_cache_manager import pool_sizes
 from gpu_worker.engines.paged.proof import Reference, compute_reference, describe_setting
 from gpu_worker.engines.paged.weights.linear_layers import merge_and_pack, watch_reads
 from gpu_worker.engines.paged.weights.parallel_linear import replace_parallel_linears
-from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifact_verification import json_reader
 from registry.checkpoints.model_types import unsupported_features
 from registry.generation_config import read_sampling_defaults
+from registry.tokenizer.added_tokens import load_tokenizer, read_end_id
 from streams.messages import NEUTRAL_SAMPLING, SamplingDefaults
 
 
@@ -152,7 +152,11 @@ def check_architecture(config: PreTrainedConfig) -> None:
 
 
 def _get_setting(config: PreTrainedConfig, key: str) -> Any:
-    return getattr(config, key, None)
+    """Return a setting's value, None without it; a text where it differs between layers."""
+    try:
+        return getattr(config, key, None)
+    except RuntimeError:  # transformers' own for such a setting
+        return "differs between layers"
 
 
 def check_model_class(config: PreTrainedConfig) -> None:

@@ -25,9 +25,9 @@ from gpu_worker.engines.remote.openai_protocol import OpenAIProtocol, VLLMProtoc
 from gpu_worker.engines.remote.retrying_caller import RetryingCaller
 from gpu_worker.engines.remote.single_item_client import SingleItemClient
 from gpu_worker.engines.sequence_limits import count_reserved_tokens
-from registry.added_tokens import load_tokenizer, read_end_id
 from registry.artifact_verification import json_reader
 from registry.destination_policy import THIS_MACHINE_ONLY, DestinationPolicy
+from registry.tokenizer.added_tokens import load_tokenizer, read_end_id
 from streams.errors import MillstreamError
 
 Api = Literal["openai", "vllm", "single"]

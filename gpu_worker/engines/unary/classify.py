@@ -10,6 +10,7 @@ from gpu_worker.engines.checkpoints.loading import load_checkpoint, read_config
 from gpu_worker.engines.unary.activation import build_activation
 from gpu_worker.engines.unary.engine import UnaryEngine
 from gpu_worker.engines.unary.padding import PaddedBatch
+from registry.artifact_verification import ReadJson, json_reader
 from registry.classifier import named_activation
 
 _BY_PROBLEM: dict[str, type[nn.Module]] = {
@@ -27,11 +28,11 @@ class Classifier:
 
     normalises = False
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, read: ReadJson) -> None:
         self.model = model
         self.labels: list[str] | None = _read_labels(model)
         self._score: nn.Module | None = getattr(model, "score", None)
-        self._activation = _choose_activation(model)
+        self._activation = _choose_activation(model, read)
         self._has_types = getattr(model.config, "type_vocab_size", 0) > 1
 
     def __call__(self, batch: PaddedBatch) -> Tensor:
@@ -56,14 +57,14 @@ def _read_labels(model: PreTrainedModel) -> list[str]:
     return [names[number] for number in range(len(names))]
 
 
-def _choose_activation(model: PreTrainedModel) -> nn.Module:
+def _choose_activation(model: PreTrainedModel, read: ReadJson) -> nn.Module:
     """Return the activation that makes probabilities of a model's logits.
 
-    It is the one that a cross-encoder's configuration names, else that of the `problem_type`, else
-    a sigmoid for one label and a softmax over several.
+    It is the one that a cross-encoder's files, which `read` reads, name, else that of the
+    `problem_type`, else a sigmoid for one label and a softmax over several.
     """
     config = model.config
-    if named := named_activation(vars(config)):
+    if named := named_activation(vars(config), read):
         return build_activation(named)
     if config.problem_type in _BY_PROBLEM:
         return _BY_PROBLEM[config.problem_type]()
@@ -85,4 +86,4 @@ class ClassifyEngine(UnaryEngine):
         """
         config = read_config(directory, device)
         model = load_checkpoint(AutoModelForSequenceClassification, directory, config)
-        return Classifier(model.to(device).eval())  # type: ignore[arg-type]
+        return Classifier(model.to(device).eval(), json_reader(directory))  # type: ignore[arg-type]

@@ -227,7 +227,8 @@ class UnaryEngine(ABC):
                 raise
             reason = " ".join(str(error).split())[:500]
             raise refuse_model(type(self.head.model).__name__, f"it fails: {reason}") from error
-        share = ROW_ERROR if self.head.model.dtype == torch.float32 else ROW_ERROR_HALF
+        is_half = self.head.model.dtype.itemsize < torch.float32.itemsize
+        share = ROW_ERROR_HALF if is_half else ROW_ERROR
         if bool((alone - together).abs().max() > share * alone.abs().max()):
             raise refuse_model(
                 type(self.head.model).__name__,

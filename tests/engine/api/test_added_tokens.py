@@ -11,11 +11,11 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from api.tokenizer import load_tokenizer
-from registry.added_tokens import load_tokenizer as load_library
-from registry.added_tokens import read_end_id
 from registry.artifact_verification import ArtifactRefused, combine_digests, hash_files, json_reader
 from registry.model_inspection import model_from
 from registry.models import Model, Version, mock_model
+from registry.tokenizer.added_tokens import load_tokenizer as load_library
+from registry.tokenizer.added_tokens import read_end_id
 
 VOCABULARY = 300
 BYTES = 256
@@ -55,6 +55,13 @@ DIRECTORIES: dict[str, dict[str, Any]] = {
     },
     "more special tokens by their newer name": {
         "tokenizer_config": {"eos_token": END, "extra_special_tokens": [CALL, "<|im_start|>"]}
+    },
+    "more special tokens with names of their own": {
+        "tokenizer_config": {
+            "eos_token": END,
+            "pad_token": "<pad>",
+            "extra_special_tokens": {"call_token": CALL, "start_token": "<|im_start|>"},
+        }
     },
     "older files": {
         "added_tokens": {"<|im_start|>": 257, END: 258, CALL: 256},
@@ -174,3 +181,12 @@ def test_a_byte_order_mark_that_transformers_would_not_read_is_refused(
     (tmp_path / name).write_text("\ufeff" + (tmp_path / name).read_text())
     with pytest.raises(ArtifactRefused, match=rf"{name}: begins with a byte order mark.*sed -i"):
         model_from(tmp_path, "m")
+
+
+def test_special_tokens_that_are_split_in_texts_are_refused(tmp_path: Path) -> None:
+    """A template's own would be split, too."""
+    write(tmp_path, {"tokenizer_config": {"split_special_tokens": True}})
+    with pytest.raises(
+        ArtifactRefused, match=r"tokenizer_config\.json: split_special_tokens is set"
+    ):
+        load_library(tmp_path, VOCABULARY)

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 from transformers import AutoTokenizer
 
-from registry.added_tokens import load_tokenizer
 from registry.artifact_verification import ArtifactRefused
+from registry.tokenizer.added_tokens import load_tokenizer
 
 WORDS = (
     "[PAD]",

@@ -13,8 +13,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from api import chat_template
 from api.tokenizer import TokenizerCache
 from registry.artifact_verification import combine_digests, hash_files
-from registry.chat_templates import read_chat_template
 from registry.models import Model, Version
+from registry.tokenizer.chat_templates import read_chat_template
 
 CHATML = """{% for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}

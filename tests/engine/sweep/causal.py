@@ -2,10 +2,11 @@
 
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -19,9 +20,10 @@ from gpu_worker.engines.checkpoints.loading import UnsupportedModel
 from gpu_worker.engines.engine import Engine
 from gpu_worker.engines.paged.engine import TransformersEngine
 from gpu_worker.engines.paged.model_loader import check_supported, load_model
-from registry.artifact_verification import ArtifactRefused, read_json_object
-from registry.checkpoints.model_types import declared_reasons
-from registry.model_inspection import check_model, inspect_model
+from registry.artifact_verification import read_json_object
+from registry.checkpoints.model_types import classes_run, declared_reasons
+from registry.model_inspection import check_model
+from registry.models import EngineKind
 from tests.engine.sweep.tiny_configs import tiny_config
 from tests.engine.tiny_models import greedy_sequence, prompt, run_to_end, save
 
@@ -49,11 +51,13 @@ class Result:
 def sweep(only: set[str]) -> Iterator[Result]:
     """Yield the result of each architecture, or of those named in `only`, one after the other."""
     for kind in dict.fromkeys(MODEL_FOR_CAUSAL_LM_MAPPING):
-        name = _model_class(kind).__name__
+        name = model_class(MODEL_FOR_CAUSAL_LM_MAPPING, kind).__name__
         if not only or name in only:
             with tempfile.TemporaryDirectory() as directory, time_limit(LIMIT_SECONDS):
                 result = try_architecture(name, kind, Path(directory))
-                yield compare_with_registration(result, Path(directory))
+                yield compare_with_registration(
+                    result, Path(directory), "transformers", kind.model_type
+                )
 
 
 @contextmanager
@@ -91,26 +95,25 @@ def try_architecture(name: str, kind: type[PreTrainedConfig], directory: Path) -
     return Result(name, "equal")
 
 
-def compare_with_registration(result: Result, directory: Path) -> Result:
-    """Return a result with what `models add` says; a wrong one if it refuses what a worker serves.
+def compare_with_registration(
+    result: Result, directory: Path, engine: EngineKind, model_type: str
+) -> Result:
+    """Return a result with what `models add` says; a wrong one if it says otherwise than a worker.
 
-    What it accepts although a worker refuses it gets into refused_architectures.json.
+    What it accepts although a worker refuses it gets into refused_architectures.json, by which it
+    refuses it, too. `model_type` is that of a whole model, of which the directory may have a part.
     """
     if result.outcome == "refused":
-        return replace(result, is_declared=_is_declared(directory))
+        config = read_json_object(directory / "config.json") | {"model_type": model_type}
+        if any(declared_reasons(config, engine)):
+            return replace(result, is_declared=True)
+        if result.architecture in classes_run(config, engine):
+            return result
+        return replace(result, outcome="wrong", reason=f"models add accepts it: {result.reason}")
     refusals = [each.reason for each in check_model(directory) if each.is_refusal]
     if result.outcome == "equal" and refusals:
         return replace(result, outcome="wrong", reason=f"models add refuses it: {refusals[0]}")
     return result
-
-
-def _is_declared(directory: Path) -> bool:
-    """Return whether the registry refuses a model without the table of refused architectures."""
-    try:
-        engine = inspect_model(directory).engine
-    except ArtifactRefused:
-        return True
-    return any(declared_reasons(read_json_object(directory / "config.json"), engine))
 
 
 def save_random(kind: type[PreTrainedConfig], directory: Path) -> PreTrainedModel:
@@ -179,6 +182,7 @@ def _refused_or_not_built(name: str, directory: Path, error: Exception) -> Resul
     return Result(name, "not built", f"{type(error).__name__}: {error}")
 
 
-def _model_class(kind: type[PreTrainedConfig]) -> type[PreTrainedModel]:
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
-    return found[0] if isinstance(found, tuple) else found  # type: ignore[return-value]
+def model_class(mapping: Mapping[Any, Any], kind: type[PreTrainedConfig]) -> type[PreTrainedModel]:
+    """Return the class that transformers makes of a configuration, by one of its mappings."""
+    found = mapping[kind]
+    return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]

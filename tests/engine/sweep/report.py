@@ -15,7 +15,7 @@ OUTCOMES = ("equal", "refused", "not built", "wrong")
 MARK = "<!-- {name}: written by make sweep -->"
 _OWN_WORDS = re.compile(r"^.* cannot run on this engine: |; serve it by a remote .*$")
 _HAS = "it has "
-_PATHS = re.compile(r" in /\S+")
+_PATHS = re.compile(r" (in|for) '?/[^\s']+'?")
 _NUMBERS = re.compile(r"\d[\d.e+-]*")
 REASON_CHARACTERS = 120
 
@@ -49,9 +49,12 @@ def shorten(result: Result) -> str:
 
 
 def generalise(result: Result) -> str:
-    """Return the reason without the architecture's name, numbers, and what all refusals say."""
+    """Return the reason without the architecture's name, numbers, and what all refusals say.
+
+    Of what other people's code says about a model that is not built, it is the first sentence.
+    """
     reason = _PATHS.sub("", _OWN_WORDS.sub("", " ".join(result.reason.split())))
-    return _NUMBERS.sub("…", reason) if result.outcome == "refused" else reason
+    return _NUMBERS.sub("…", reason) if result.outcome == "refused" else reason.partition(". ")[0]
 
 
 def write(tables: Mapping[str, str], document: Path = DOCUMENT) -> None:

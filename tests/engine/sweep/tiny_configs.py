@@ -58,6 +58,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "CohereCompassConfig": {"layer_types": ["full_attention"] * 3},
     "CpmAntConfig": {"prompt_types": 2, "prompt_length": 4},
     "DbrxConfig": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
+    "FalconH1Config": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_state": 16},
     "Gemma3nTextConfig": {
         "num_kv_shared_layers": 0,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -74,6 +75,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "Lfm2MoeConfig": {"layer_types": ["full_attention", "conv", "full_attention"]},
     "Mamba2Config": {"num_heads": 8, "head_dim": 16},
     "MoshiConfig": {"audio_vocab_size": 64},
+    "PerceiverConfig": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2},
     "ReformerConfig": {"axial_pos_embds": False, "is_decoder": True},
     "XGLMConfig": {"pad_token_id": 1},
     "ZambaConfig": {"num_hidden_layers": ...},
@@ -87,18 +89,20 @@ def tiny_config(kind: type[PreTrainedConfig]) -> PreTrainedConfig:
 
     Raises what the class raises for values that do not fit each other.
     """
-    known = _parameters(kind)
+    known = kind_parameters(kind)
     values = {name: value for name, value in SMALL.items() if name in known}
     parts = getattr(kind, "sub_configs", None) or {}
     whole = kind() if parts else None
     for name in parts:
         if isinstance(part := getattr(whole, name, None), PreTrainedConfig):
             values[name] = tiny_config(type(part)).to_dict()
+    if "kv_lora_rank" in known:  # heads share one latent, and are expanded to as many
+        values |= dict.fromkeys({"num_key_value_heads"} & known, values["num_attention_heads"])
     values |= OVERRIDES.get(kind.__name__, {})
     return kind(**{name: value for name, value in values.items() if value is not ...})
 
 
-def _parameters(kind: type[PreTrainedConfig]) -> set[str]:
+def kind_parameters(kind: type[PreTrainedConfig]) -> set[str]:
     """Return the names that a configuration class takes, those it calls otherwise included."""
     names = set(signature(kind.__init__).parameters)
     if is_dataclass(kind):

@@ -1,6 +1,7 @@
 """Vectors of a directory are those that sentence-transformers makes of it, whatever it says."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.unary.embed import EmbedEngine
 from registry.artifact_verification import ArtifactRefused
 from registry.model_inspection import model_from
-from tests.engine.tiny_encoders import SIZE, encoder
+from tests.engine.tiny_encoders import SIZE, classifier, encoder
 from tests.engine.tiny_models import run_to_end
 
 TEXTS = ["Hello World", "The OLD mill by the stream", "a", "ÀÉ and more"]
@@ -148,6 +149,9 @@ def test_layers_behind_several_poolings_are_applied_in_order(
         ({ENCODER: PROMPTS, POOLING: {"include_prompt": False}}, "include_prompt"),
         ({POOLING: {"pooling_mode": ["mean", "median"]}}, "'median'; cls, max"),
         ({BERT: {"transformer_task": "text-generation"}}, "'text-generation'"),
+        ({BERT: {"modality_config": {"message": {}}}}, "without a chat template"),
+        ({BERT: {"processing_kwargs": {"text": {"padding": "max_length"}}}}, "processing_kwargs"),
+        ({ENCODER: {"model_type": "ColBERT"}}, "'ColBERT': only SentenceTransformer"),
     ],
 )
 def test_what_is_not_done_is_refused_at_registration(
@@ -196,3 +200,12 @@ def test_a_t5s_encoder_embeds_without_its_decoder(tmp_path: Path) -> None:
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     write(tmp_path, {"tokenizer_config.json": TOKENIZER, POOLING: {"pooling_mode": "mean"}})
     np.testing.assert_allclose(ours(tmp_path), theirs(tmp_path), atol=1e-5)
+
+
+def test_a_classifiers_weights_under_a_pooling_make_vectors(tmp_path: Path) -> None:
+    """Its modules say what it is for, and not the architecture in config.json."""
+    encoder(tmp_path / "encoder", "bert", "mean")
+    shutil.copytree(tmp_path / "encoder", tmp_path / "both")
+    classifier(tmp_path / "both", "bert")
+    write(tmp_path / "both", {"tokenizer_config.json": TOKENIZER, POOLING: {}})
+    np.testing.assert_allclose(ours(tmp_path / "both"), theirs(tmp_path / "both"), atol=2e-5)

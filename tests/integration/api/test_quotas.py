@@ -6,9 +6,9 @@ import json
 import pytest
 
 from millstream.admin.settings import UsageSettings
-from millstream.admin.usage import TenantNotFound
 from millstream.admin.usage import run as show
 from registry.store import Registry
+from registry.tenants import TenantNotFound
 from streams import quota_windows
 from streams.base_settings import KeySettings, TenantSettings
 from streams.broker.broker_client import Broker, connect
@@ -26,11 +26,12 @@ from tests.integration.api.usage_counters import (
 from tests.integration.gateway.entrypoints.test_nats_ingress import producer
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, cell, gateways, register, tenants
+from tests.support.services import always
 
 
 async def price(broker: Broker, **prices: float) -> None:
     """What a million tokens of the mock model cost; all gateways know it."""
-    registry = await Registry.open(broker)
+    registry = await Registry.open(broker, declares=always)
     model = registry.models["mock"].model_copy(update=prices)
     await registry.add_model(model)
     await registry.close()

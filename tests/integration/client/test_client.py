@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
+import admin.service
 import dispatcher.service
 import gpu_worker.service
 from millstream_client import (
@@ -29,7 +31,7 @@ from tests.support.gateways import KEY, RunningGateway, cell, register
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess, service_process
-from tests.support.services import dispatcher_settings, running, worker_settings
+from tests.support.services import admin_settings, dispatcher_settings, running, worker_settings
 
 SLOW = {"ttft_ms": 1, "itl_ms": 2}
 
@@ -234,15 +236,15 @@ async def two_gateways(
     """Two gateways as processes, by their URL as the client names it, and a cell behind them."""
     await register(nats_url, **{**SLOW, **mock})
     async with AsyncExitStack() as stack:
+        told = admin_settings(nats_url, api_key=SecretStr(KEY))
+        await stack.enter_async_context(running(admin.service, told))
         await stack.enter_async_context(running(dispatcher.service, dispatcher_settings(nats_url)))
         worker = worker_settings(nats_url, model=("mock", "vectors"))
         await stack.enter_async_context(running(gpu_worker.service, worker))
         found = {}
         for log in (tmp_path / "a.log", tmp_path / "b.log"):
             port = free_port()
-            made = service_process(
-                "gateway", nats_url, log, port=port, api_key=KEY, drain_seconds=5
-            )
+            made = service_process("gateway", nats_url, log, port=port, drain_seconds=5)
             found[f"ws://127.0.0.1:{port}/v1/stream"] = stack.enter_context(made)
             await eventually(lambda port=port: RunningGateway(port, asyncio.Event()).is_ready())  # type: ignore[misc]
         yield found

@@ -49,8 +49,8 @@ async def end(c: BrokerClient, requests: Sequence[str]) -> None:
 async def test_a_worker_full_of_batch_work_takes_an_urgent_request_at_once(nats_url: str) -> None:
     """Batch work yields within a step; credit has to say so, or nobody would ask it to."""
     async with (
-        broker_client(nats_url, **SLOW) as c,
-        running(dispatcher.service, dispatcher_settings(nats_url, lease_seconds=30)),
+        broker_client(nats_url, lease_seconds=30, **SLOW) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
         running(gpu_worker.service, worker_settings(nats_url)),
     ):
         batch = [await c.send(max_tokens=LONG, priority=Priority.BATCH) for _ in range(10)]
@@ -64,8 +64,8 @@ async def test_a_worker_full_of_batch_work_takes_an_urgent_request_at_once(nats_
 async def test_what_gave_way_goes_on_without_a_gap(nats_url: str) -> None:
     """Its tokens are those that it would have had, each once."""
     async with (
-        broker_client(nats_url, **{**SLOW, "itl_ms": 2, "sequences": 1}) as c,
-        running(dispatcher.service, dispatcher_settings(nats_url, lease_seconds=30)),
+        broker_client(nats_url, lease_seconds=30, **{**SLOW, "itl_ms": 2, "sequences": 1}) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
         running(gpu_worker.service, worker_settings(nats_url)),
     ):
         batch = await c.send(max_tokens=300, priority=Priority.BATCH)
@@ -82,8 +82,8 @@ async def test_what_gave_way_goes_on_without_a_gap(nats_url: str) -> None:
 async def test_a_tenants_flood_leaves_the_others_their_part(nats_url: str) -> None:
     """It fills the fleet, and gives way in it to whoever asks for less than a part."""
     async with (
-        broker_client(nats_url, **SLOW) as c,
-        running(dispatcher.service, dispatcher_settings(nats_url, lease_seconds=30)),
+        broker_client(nats_url, lease_seconds=30, **SLOW) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
         running(gpu_worker.service, worker_settings(nats_url)),
     ):
         first = await c.send(tenant="quiet", max_tokens=2)
@@ -99,12 +99,12 @@ async def test_a_tenants_flood_leaves_the_others_their_part(nats_url: str) -> No
 
 async def test_reserved_capacity_is_kept_for_its_tenant(nats_url: str) -> None:
     """Half of the fleet is gold's, whether it uses it or not."""
-    async with broker_client(nats_url, **SLOW) as c:
+    async with broker_client(nats_url, lease_seconds=30, **SLOW) as c:
         tenants = await Tenants.open(c.broker)
         await tenants.upsert(Tenant(name="gold", reserved_tokens=KV // 2))
         await tenants.close()
         async with (
-            running(dispatcher.service, dispatcher_settings(nats_url, lease_seconds=30)),
+            running(dispatcher.service, dispatcher_settings(nats_url)),
             running(gpu_worker.service, worker_settings(nats_url)),
         ):
             others = [await c.send(tenant="other", max_tokens=LONG) for _ in range(20)]
@@ -122,10 +122,10 @@ async def test_beats_tell_how_far_requests_have_come(nats_url: str) -> None:
     async def on_beat(msg: Msg) -> None:
         beats.append(Heartbeat.unpack(msg.data))
 
-    async with broker_client(nats_url, **SLOW) as c:
+    async with broker_client(nats_url, lease_seconds=30, **SLOW) as c:
         await c.broker.subscribe(subjects.fleet_of("mock"), on_beat)
         async with (
-            running(dispatcher.service, dispatcher_settings(nats_url, lease_seconds=30)),
+            running(dispatcher.service, dispatcher_settings(nats_url)),
             running(gpu_worker.service, worker_settings(nats_url)),
         ):
             request = await c.send(max_tokens=LONG)

@@ -55,17 +55,13 @@ async def test_a_request_queued_while_nobody_dispatches_is_served_later(nats_url
 
 async def test_a_standby_takes_over_from_a_leader_that_renews_no_more(nats_url: str) -> None:
     """The old leader steps down by its own clock, before the lease is free for another."""
-    async with broker_client(nats_url, **QUICK) as c:
-        async with running(
-            dispatcher.service, dispatcher_settings(nats_url, id=LEADER, lease_seconds=3)
-        ):
+    async with broker_client(nats_url, lease_seconds=3, **QUICK) as c:
+        async with running(dispatcher.service, dispatcher_settings(nats_url, id=LEADER)):
             await eventually(c.report)
             names = ("lease", "members")
             renewing = [task for task in asyncio.all_tasks() if task.get_name() in names]
             async with (
-                running(
-                    dispatcher.service, dispatcher_settings(nats_url, id=STANDBY, lease_seconds=3)
-                ),
+                running(dispatcher.service, dispatcher_settings(nats_url, id=STANDBY)),
                 running(gpu_worker.service, worker_settings(nats_url)),
             ):
                 before = await c.send()
@@ -92,9 +88,9 @@ async def test_a_frozen_leader_wakes_up_to_find_another_and_doubles_nothing(
     nats_url: str, tmp_path: Path
 ) -> None:
     """Eight hundred requests of twenty tenants are queued, some in flight, when it freezes."""
-    async with broker_client(nats_url, ttft_ms=1, itl_ms=1, sequences=64) as c:
+    async with broker_client(nats_url, lease_seconds=3, ttft_ms=1, itl_ms=1, sequences=64) as c:
         requests = [await c.send(tenant=f"t{i % 20}", max_tokens=2) for i in range(800)]
-        settings: dict[str, Any] = {"nats_url": nats_url, "lease_seconds": 3}
+        settings: dict[str, Any] = {"nats_url": nats_url}
         with service_process("dispatcher", log=tmp_path / "1", id=LEADER, **settings) as leader:
             await eventually(lambda: leader.has_logged("leading"))
             with service_process(
@@ -152,10 +148,10 @@ async def test_a_new_leader_has_the_counters_of_the_one_that_died(
 ) -> None:
     """Who has had much waits behind who has had little, whoever leads."""
     async with (
-        broker_client(nats_url, **QUICK) as c,
+        broker_client(nats_url, lease_seconds=3, **QUICK) as c,
         running(gpu_worker.service, worker_settings(nats_url)),
     ):
-        settings: dict[str, Any] = {"nats_url": nats_url, "lease_seconds": 3}
+        settings: dict[str, Any] = {"nats_url": nats_url}
         with service_process("dispatcher", log=tmp_path / "1", id=LEADER, **settings) as leader:
             await served(c, {"much": 20, "little": 2})
             await eventually(lambda: kept(c))
@@ -260,12 +256,13 @@ async def test_what_is_queued_for_a_model_that_was_removed_ends_with_an_error(
 async def holders(c: BrokerClient) -> Counter[str]:
     """How many models each dispatcher leads."""
     leases = await c.broker.read_subject(STREAM, key_subject("*"))
-    return Counter(lease.data.decode().partition(".")[0] for lease in leases if lease.data)
+    of_models = (each for each in leases if each.data and each.subject != key_subject("admin"))
+    return Counter(lease.data.decode().partition(".")[0] for lease in of_models)
 
 
 async def test_models_are_led_by_whoever_is_there(nats_url: str, tmp_path: Path) -> None:
     """Two share them, and what one led is the other's within the lease when it dies."""
-    async with broker_client(nats_url, **QUICK) as c:
+    async with broker_client(nats_url, lease_seconds=3, **QUICK) as c:
         for number in range(5):
             await c.registry.add_model(mock_model(f"model-{number}"))
 

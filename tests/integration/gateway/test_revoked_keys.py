@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gateway.server import wrong_keys
+from api import wrong_keys
 from millstream_client import Client, Unauthenticated
 from registry.tenants import Tenants
 from streams.base_settings import TenantSettings

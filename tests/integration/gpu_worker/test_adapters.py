@@ -21,7 +21,7 @@ from streams.messages import AdapterRef, LedgerRecord
 from tests.engine import lora_adapters, tiny_models
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways, text_of
-from tests.support.services import dispatcher_settings, running, worker_settings
+from tests.support.services import always, dispatcher_settings, running, worker_settings
 
 PROMPT = tiny_models.prompt(1, 20)
 COUNT = 12
@@ -80,7 +80,7 @@ async def cell(nats_url: str, path: Path) -> AsyncIterator[Cell]:
 async def register(nats_url: str, path: Path) -> dict[str, AdapterRef]:
     model = model_from(save_model(path / "base"), "base", "v1")
     async with connect(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         await registry.add_model(model)
         await registry.set_alias("chat", "base")
         made = [

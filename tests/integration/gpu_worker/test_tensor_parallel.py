@@ -13,7 +13,7 @@ from tests.integration.gpu_worker.test_adapters import Cell, save_model
 from tests.support.eventually import eventually
 from tests.support.gateways import gateways
 from tests.support.service_process import service_process
-from tests.support.services import dispatcher_settings, running
+from tests.support.services import always, dispatcher_settings, running
 
 
 @pytest.mark.timeout(400)  # both processes import all of transformers
@@ -23,7 +23,7 @@ async def test_a_worker_of_two_ranks_serves_and_ends_when_one_is_killed(
     """Its text is that of one rank; without a rank it leaves the stage to its supervisor."""
     model = model_from(save_model(tmp_path / "base"), "base", "v1")
     async with connect(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         await registry.add_model(model)
         await registry.close()
     settings = {"model": "base", "kv_tokens": 2048, "tensor_parallel_size": 2}

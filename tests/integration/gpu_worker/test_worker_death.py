@@ -81,6 +81,11 @@ async def test_the_stream_of_a_killed_worker_continues_at_another(
             assert c.text(request) == await undisturbed(c, 120)
             await eventually(c.is_idle)
         assert set((await c.ledger_counts()).values()) == {1}
+        chunk = next(r for r in c.records[request] if r["type"] == "chunk")
+        (bill,) = [each for each in await c.ledger() if each.request_id == request]
+        assert bill.first == chunk["at"]  # of the attempt that gave it, not of the one that ended
+        assert [each["reason"] for each in bill.earlier_attempts] == ["silent"]
+        assert bill.earlier_attempts[0]["worker"] != bill.worker
 
 
 async def test_a_worker_that_was_frozen_adds_nothing_and_acknowledges_nothing(

@@ -16,7 +16,7 @@ from registry.remote_models import RemoteServer, remote_model
 from registry.store import Registry
 from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
-from tests.support.services import model_with_versions, worker_settings
+from tests.support.services import always, model_with_versions, worker_settings
 
 NO_TIME, LONG = 0.05, 3600.0
 
@@ -25,7 +25,7 @@ NO_TIME, LONG = 0.05, 3600.0
 async def registry(nats_url: str) -> AsyncIterator[Registry]:
     """An empty registry."""
     async with connect(nats_url, "test") as broker:
-        opened = await Registry.open(broker)
+        opened = await Registry.open(broker, declares=always)
         yield opened
         await opened.close()
 

@@ -3,27 +3,38 @@
 import asyncio
 import json
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+import admin.service
 from millstream.admin import console_output
+from millstream.admin.admin_client import AdminRefused
 from millstream.models.check import check
-from millstream.models.commands import add, list_models, open_registry, remove, show
+from millstream.models.commands import add, list_aliases, list_models, remove, set_alias, show
 from millstream.models.settings import (
     AddSettings,
+    AliasSettings,
     CheckSettings,
     ListSettings,
     RemoveSettings,
     ShowSettings,
 )
+from millstream.prices.commands import open_price_book
 from registry.artifact_verification import ArtifactRefused
-from registry.store import NameTaken, VersionExists
-from streams.errors import ModelNotFound
+from registry.store import Registry
+from streams.base_settings import ClientSettings
+from streams.broker.broker_client import connect
 from streams.subjects import Priority
+from streams.usage_accounts import NO_CURRENCY, Price, PriceEntry
 from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_json, write_model
+from tests.support.nats_server import NatsServer
 from tests.support.safetensors_files import write_adapter
+from tests.support.services import admin_settings, opened_registry, running
 
 STOP = asyncio.Event()
 CONFIG = config_of("llama", head_dim=3, num_hidden_layers=1)
@@ -43,6 +54,20 @@ async def run_show(url: str, name: str, as_json: bool = False) -> None:
 
 async def run_remove(url: str, name: str) -> None:
     await remove(RemoveSettings.model_validate({"nats": url, "name": name}), STOP)
+
+
+@pytest.fixture
+async def nats_url(nats_server: NatsServer) -> AsyncIterator[str]:
+    """The URL of a broker at which an admin service is, whose log is not the commands' output."""
+    with capture_logs():
+        async with running(admin.service, admin_settings(nats_server.url)):
+            yield nats_server.url
+
+
+@asynccontextmanager
+async def registry_at(url: str) -> AsyncIterator[Registry]:
+    async with connect(url, "test") as broker, opened_registry(broker) as registry:
+        yield registry
 
 
 @pytest.fixture
@@ -68,7 +93,7 @@ async def test_a_digest_is_whole_on_a_narrow_terminal(
 ) -> None:
     """It is there to be compared; where it does not fit, it is wrapped."""
     await run_add(nats_url, files, name="m")
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         digest = registry.models["m"].default.digest
     capsys.readouterr()
     monkeypatch.setattr(console_output, "PIPED_COLUMNS", 80)
@@ -129,9 +154,9 @@ async def test_an_alias_that_cannot_be_registers_nothing(
 ) -> None:
     """Not the model without it: who repeats the command would meet another error."""
     await run_add(nats_url, files, name="taken")
-    with pytest.raises(NameTaken, match=alias):
+    with pytest.raises(AdminRefused, match=alias):
         await run_add(nats_url, files, name="m", alias=alias)
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         assert [*registry.models] == ["taken"]
 
 
@@ -160,6 +185,24 @@ async def test_an_added_adapter_is_listed_and_shown(
     assert [json.loads(capsys.readouterr().out)] == listed["adapters"]
 
 
+async def test_an_alias_is_set_and_moved(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To a model, then to one of its versions; never to what is not there."""
+    await run_add(nats_url, files, name="m", version="1")
+    for target in ("m", "m@1"):
+        told = {"nats": nats_url, "name": "chat", "target": target}
+        await set_alias(AliasSettings.model_validate(told), STOP)
+        assert f"chat: {target}" in capsys.readouterr().out
+    with pytest.raises(AdminRefused, match="'m@2' does not exist"):
+        await set_alias(AliasSettings.model_validate({**told, "target": "m@2"}), STOP)
+    await list_aliases(ListSettings.model_validate({"nats": nats_url, "json": True}), STOP)
+    alias = json.loads(capsys.readouterr().out)
+    assert alias == {"name": "chat", "model": "m", "version": "1"}
+    await list_aliases(ListSettings.model_validate({"nats": nats_url}), STOP)
+    assert "chat" in capsys.readouterr().out
+
+
 async def test_an_adapter_that_cannot_be_served_registers_nothing(
     nats_url: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,7 +212,7 @@ async def test_an_adapter_that_cannot_be_served_registers_nothing(
         await run_add(
             nats_url, write_adapter(tmp_path / "a", use_dora=True), name="a", adapter_of="m"
         )
-    with pytest.raises(ModelNotFound, match="'nope'"):
+    with pytest.raises(AdminRefused, match="'nope'"):
         await run_add(nats_url, write_adapter(tmp_path / "b"), name="b", adapter_of="nope")
     capsys.readouterr()
     await run_list(nats_url, as_json=True)
@@ -201,7 +244,7 @@ def test_an_option_that_would_mean_nothing_is_refused(
 
 async def test_showing_an_unknown_model_is_an_error(nats_url: str) -> None:
     """Scripts rely on the exit status."""
-    with pytest.raises(ModelNotFound, match="'nope'"):
+    with pytest.raises(AdminRefused, match="'nope'"):
         await run_show(nats_url, "nope")
 
 
@@ -213,10 +256,10 @@ async def test_what_is_removed_is_gone_with_what_belongs_to_it(
     for name in ("x", "y"):
         await run_add(nats_url, write_adapter(tmp_path / name), name=name, adapter_of="m")
     await run_remove(nats_url, "m:x")
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         assert (list(registry.adapters), list(registry.aliases)) == (["m:y"], ["chat"])
     await run_remove(nats_url, "m")
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         assert not {*registry.models, *registry.aliases, *registry.adapters}
     assert "m: removed" in capsys.readouterr().out
     assert (files / "config.json").exists()
@@ -228,7 +271,7 @@ async def test_removing_what_is_not_there_is_an_error(
 ) -> None:
     """A slip must not look like a success; a version alone cannot be taken from its model."""
     await run_add(nats_url, files, name="m", version="1")
-    with pytest.raises(ModelNotFound, match=name):
+    with pytest.raises(AdminRefused, match=name):
         await run_remove(nats_url, name)
 
 
@@ -266,16 +309,23 @@ async def test_a_new_version_costs_what_the_model_did(nats_url: str) -> None:
     far = {"name": "far", "context_length": "512"}
     await run_add_remote(nats_url, "http://corn:8000/v1", prompt_price="2", **far)
     await run_add_remote(nats_url, "http://other:8000/v1", completion_price="3", **far)
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         model = registry.models["far"]
         assert (len(model.versions), model.prompt_price, model.completion_price) == (2, 2, 3)
+    async with open_price_book(ClientSettings(nats=nats_url)) as (_, prices):
+        entries = [record.entry for record in prices.records]
+        assert entries == [
+            PriceEntry(1, NO_CURRENCY, Price(2_000_000, 0)),
+            PriceEntry(2, NO_CURRENCY, Price(2_000_000, 3_000_000)),
+        ]
+        assert prices.entry_for(model) == entries[-1]
 
 
 async def test_limits_are_given_and_stay(nats_url: str, files: Path) -> None:
     """A new version is bounded as the one before, unless it says otherwise."""
     await run_add(nats_url, files, name="m", version="1", max_output_tokens="40")
     await run_add(nats_url, files, name="m", version="2", default_max_tokens="20")
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         model = registry.models["m"]
         assert (model.max_output_tokens, model.default_max_tokens) == (40, 20)
         assert len(model.versions) == 2
@@ -288,7 +338,7 @@ async def test_whether_a_models_own_sampling_counts_is_said_once(
     await run_add(nats_url, files, name="m", version="1")
     await run_add(nats_url, files, name="n", version="1", generation_config="none")
     await run_add(nats_url, files, name="n", version="2")
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         found = [registry.models[name].generation_config for name in ("m", "n")]
         assert found == ["auto", "none"]
 
@@ -299,7 +349,7 @@ async def test_goals_are_given_by_priority_and_stay(nats_url: str) -> None:
     first = {"interactive_goal_ms": "300", "batch_goal_ms": "60000"}
     await run_add_remote(nats_url, "http://corn:8000/v1", **first, **far)
     await run_add_remote(nats_url, "http://other:8000/v1", interactive_goal_ms="250", **far)
-    async with open_registry(nats_url) as registry:
+    async with registry_at(nats_url) as registry:
         goals = registry.models["far"].goals
         assert {of: goal.time_to_first_token_ms for of, goal in goals.items()} == {
             Priority.INTERACTIVE: 250,
@@ -314,7 +364,7 @@ async def test_what_a_server_may_do_at_once_can_change_and_where_it_is_cannot(
     far = {"name": "far", "version": "1", "context_length": "512"}
     await run_add_remote(nats_url, "http://corn:8000/v1", **far)
     await run_add_remote(nats_url, "http://corn:8000/v1", concurrency="5", **far)
-    with pytest.raises(VersionExists):
+    with pytest.raises(AdminRefused, match="exists with other files"):
         await run_add_remote(nats_url, "http://other:8000/v1", **far)
 
 
@@ -322,9 +372,12 @@ async def run_add_remote(url: str, remote: str, **options: str) -> None:
     await add(AddSettings.model_validate({"nats": url, "remote": remote, **options}), STOP)
 
 
-async def run_check(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+async def run_check(
+    path: Path, capsys: pytest.CaptureFixture[str], **options: Path
+) -> tuple[int, Any]:
     """The exit status of `models check --json`, and what it prints."""
-    status = await check(CheckSettings.model_validate({"path": path, "json": True}), STOP)
+    settings = CheckSettings.model_validate({"path": path, "json": True, **options})
+    status = await check(settings, STOP)
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -355,6 +408,38 @@ async def test_a_check_tells_all_refusals_at_once(
     assert [each["path"] for each in report["refusals"]] == ["config.json", "chat_template.jinja"]
     await check(CheckSettings.model_validate({"path": files}), STOP)
     assert "refusal  config.json: num_hidden_layers is 4" in capsys.readouterr().out
+
+
+async def test_an_adapter_is_checked_with_its_model(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its files and the model's: no server is asked, and nothing is registered."""
+    q_proj = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    a, b = f"{q_proj}A.weight", f"{q_proj}B.weight"
+    outputs, inputs = shapes_of(CONFIG)["model.layers.0.self_attn.q_proj.weight"]
+    adapter = write_adapter(tmp_path / "lora", {a: (2, inputs), b: (outputs, 2)})
+    status, report = await run_check(adapter, capsys, adapter_of=files)
+    assert (status, report["servable"], report["refusals"]) == (0, True, [])
+    assert (report["rank"], report["targets"]) == (2, ["q_proj"])
+    assert report["parameters"] == 2 * (inputs + outputs)
+    write_adapter(tmp_path / "wide", {a: (2, inputs + 1), b: (outputs, 2)})
+    await check(
+        CheckSettings.model_validate({"path": tmp_path / "wide", "adapter_of": files}), STOP
+    )
+    assert f"q_proj fits ({outputs}, {inputs + 1})" in capsys.readouterr().out
+
+
+async def test_an_adapter_is_checked_with_a_model_alone(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its model, or with something else, the check says what to give."""
+    adapter = write_adapter(tmp_path / "lora")
+    status, report = await run_check(adapter, capsys)
+    assert "models check PATH --adapter-of DIR" in report["refusals"][0]["reason"]
+    status, report = await run_check(adapter, capsys, adapter_of=tmp_path / "nowhere")
+    assert (status, report["refusals"][0]["reason"]) == (1, "does not exist")
+    status, report = await run_check(files, capsys, adapter_of=files)
+    assert "leave out --adapter-of" in report["refusals"][0]["reason"]
 
 
 async def test_a_directory_of_no_known_kind_is_told(

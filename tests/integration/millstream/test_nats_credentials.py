@@ -23,8 +23,9 @@ from tests.support.eventually import eventually
 from tests.support.operator_server import OperatorServer
 from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess, service_process
+from tests.support.services import always
 
-START_SECONDS = 180.0  # for three services at once on a busy machine
+START_SECONDS = 180.0  # for four services at once on a busy machine
 API_KEY = "sk-test-of-credentials-0123456789"
 
 
@@ -122,12 +123,13 @@ async def test_a_cell_serves_over_tls_with_a_user_for_each_process(
 ) -> None:
     """By environment, as `millstream up` and containers tell their services."""
     async with connect(broker.url, "admin", broker.files("admin")) as admin:
-        registry = await Registry.open(admin)
+        registry = await Registry.open(admin, declares=always)
         await registry.add_model(mock_model())
         await registry.close()
     port = free_port()
     own: dict[str, dict[str, object]] = {
-        "gateway": {"port": port, "api_key": API_KEY},
+        "admin": {"api_key": API_KEY},
+        "gateway": {"port": port},
         "dispatcher": {},
         "worker": {"model": '["mock"]'},
     }

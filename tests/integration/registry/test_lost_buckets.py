@@ -8,11 +8,13 @@ from nats.js.api import KeyValueConfig
 from structlog.testing import capture_logs
 
 from registry import kv_view
+from registry.kv_view import Declares, never
 from registry.models import mock_model
 from registry.store import BUCKET, Registry
 from streams import subjects
 from streams.broker.broker_client import Broker, connect
 from tests.support.eventually import eventually
+from tests.support.services import always
 
 OLD_KEY = f"$KV.{BUCKET}.model.old"
 
@@ -29,8 +31,8 @@ async def broker(nats_url: str) -> AsyncIterator[Broker]:
 
 
 @asynccontextmanager
-async def opened(broker: Broker, *, restores: bool = False) -> AsyncIterator[Registry]:
-    registry = await Registry.open(broker, restores=restores)
+async def opened(broker: Broker, declares: Declares = always) -> AsyncIterator[Registry]:
+    registry = await Registry.open(broker, declares=declares)
     try:
         yield registry
     finally:
@@ -44,13 +46,13 @@ async def stored_keys(broker: Broker) -> set[str]:
 
 async def test_a_lost_bucket_comes_back_with_all_it_had(broker: Broker) -> None:
     """A broker that lost its disk would leave a fleet without models until somebody adds them."""
-    async with opened(broker, restores=True) as registry, opened(broker) as reader:
+    async with opened(broker) as registry, opened(broker, never) as reader:
         await registry.add_model(mock_model("old"))
         await registry.set_alias("short", "old")
         await reader.wait_until(lambda: "short" in reader.aliases)
         await broker.js.delete_key_value(BUCKET)
         registry.check_bucket(f"KV_{BUCKET}")
-        async with connect(broker.url, "other") as other, opened(other) as late:
+        async with connect(broker.url, "other") as other, opened(other, never) as late:
             await late.wait_until(lambda: bool(late.models and late.aliases))
         await registry.add_model(mock_model("new"))
         await reader.wait_until(lambda: list(reader.models) == ["new", "old"])
@@ -58,7 +60,7 @@ async def test_a_lost_bucket_comes_back_with_all_it_had(broker: Broker) -> None:
 
 async def test_what_was_written_meanwhile_is_not_replaced(broker: Broker) -> None:
     """An operator who sets up the new bucket by hand knows better than a view of the old one."""
-    async with opened(broker, restores=True) as registry:
+    async with opened(broker) as registry:
         await registry.add_model(mock_model("old", ttft_ms=1))
         await registry.add_model(mock_model("kept"))
         newer = mock_model("old", ttft_ms=2)
@@ -77,9 +79,9 @@ async def _has_keys(broker: Broker, keys: set[str]) -> bool:
 async def test_only_who_declares_makes_a_lost_bucket_anew(broker: Broker) -> None:
     """A worker may not make records; it keeps what it knows, and asks whoever declares."""
     asked = []
-    async with opened(broker, restores=True) as writer:
+    async with opened(broker) as writer:
         await writer.add_model(mock_model("old"))
-    async with opened(broker) as reader:
+    async with opened(broker, never) as reader:
 
         async def on_request(msg: object) -> None:
             asked.append(msg)

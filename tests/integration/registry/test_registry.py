@@ -9,14 +9,15 @@ import pytest
 from registry.models import Adapter, Model, Version, mock_model
 from registry.store import NameTaken, Registry, VersionExists
 from streams.broker.broker_client import Broker, connect
-from streams.errors import BrokerUnavailable, ModelNotFound
+from streams.errors import BrokerUnavailable, ModelNotFound, PayloadTooLarge
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
+from tests.support.services import always
 
 
 @asynccontextmanager
 async def registry_of(broker: Broker) -> AsyncIterator[Registry]:
-    registry = await Registry.open(broker)
+    registry = await Registry.open(broker, declares=always)
     try:
         yield registry
     finally:
@@ -260,3 +261,13 @@ async def test_opening_without_a_broker_ends_in_an_error(nats_server: NatsServer
         with pytest.raises(BrokerUnavailable, match="registry"):
             await Registry.open(broker, seconds=0.5)
         nats_server.restart()  # for an orderly end
+
+
+async def test_a_record_that_nats_does_not_carry_is_refused(nats_url: str) -> None:
+    """NATS would close the connection of whoever sends it."""
+    async with connect(nats_url, "a") as broker, registry_of(broker) as registry:
+        large = mock_model("large").model_copy(update={"chat_template": "x" * 1_100_000})
+        with pytest.raises(PayloadTooLarge, match="larger than the limit"):
+            await registry.add_model(large)
+        await registry.add_model(mock_model("small"))
+        assert list(registry.models) == ["small"]

@@ -12,12 +12,13 @@ from registry.tenants import KeyTaken, Tenants, hash_key
 from streams.base_settings import TenantSettings
 from streams.broker.broker_client import connect
 from tests.support.eventually import eventually
+from tests.support.services import always
 
 
 @asynccontextmanager
 async def tenants_at(url: str) -> AsyncIterator[Tenants]:
     async with connect(url, "test") as broker:
-        tenants = await Tenants.open(broker)
+        tenants = await Tenants.open(broker, declares=always)
         try:
             yield tenants
         finally:
@@ -56,7 +57,12 @@ async def test_a_key_with_quotas_of_its_own_is_known_by_them(nats_url: str) -> N
     async with tenants_at(nats_url) as tenants:
         await tenants.apply_config({"acme": TenantSettings.model_validate(configured)})
         plain, through = tenants.authenticate("sk-1"), tenants.authenticate("sk-2")
-        assert plain == tenants.get("acme") == Tenant(name="acme", tokens_per_day=100)
+        assert plain
+        assert plain.key
+        assert plain.model_copy(update={"key": None}) == tenants.get("acme")
+        assert tenants.get("acme") == Tenant(name="acme", tokens_per_day=100)
+        assert not plain.key.has_limits
+        assert plain.key.name == hash_key("sk-1")[:8]
         assert through
         assert through.key
         assert (through.tokens_per_day, through.key.requests_per_minute) == (100, 5)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from streams import topology
+from streams import subjects, topology
 from streams.broker import clock_sync, declaration
 from streams.broker.broker_client import connect
 from streams.broker.clock_sync import sample_once
 from streams.errors import BrokerUnavailable
+from streams.messages import LedgerRecord, RefusalCounts
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, register
 from tests.support.ports import free_port
@@ -70,7 +71,8 @@ async def hours_apart(nats_url: str, logs: Path) -> AsyncIterator[RunningGateway
     await register(nats_url, itl_ms=10)
     port = free_port()
     own: dict[str, tuple[int, dict[str, Any]]] = {
-        "gateway": (-HOUR, {"port": port, "api_key": KEY}),
+        "admin": (2 * HOUR, {"api_key": KEY}),
+        "gateway": (-HOUR, {"port": port}),
         "dispatcher": (HOUR, {}),
         "worker": (-2 * HOUR, {"model": '["mock"]'}),
     }
@@ -97,3 +99,21 @@ async def test_wall_clocks_that_are_hours_off_cost_no_request_its_time(
         assert last["timing"]["total"] < HOUR * 1000
         await socket.generate("late", max_tokens=4000, deadline_ms=3000)
         assert (await socket.receive_rest("late"))[-1]["code"] == "deadline_exceeded"
+
+
+async def test_wall_clocks_that_are_hours_off_bill_at_the_right_time(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """The ledger's times are in order and the brokers' own, and so are the seconds of refusals."""
+    async with hours_apart(nats_url, tmp_path) as gateway, connect(nats_url, "test") as broker:
+        began = time.time()
+        assert (await gateway.complete()).status == 200
+        assert (await gateway.complete(model="nobody")).status == 404
+        await eventually(lambda: broker.read_subject(topology.LEDGER, subjects.ALL_OUTCOMES))
+        (bill,) = await broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS)
+        (refused,) = await broker.read_subject(topology.LEDGER, subjects.ALL_OUTCOMES)
+        latest = time.time() + 1
+    record, counts = LedgerRecord.unpack(bill.data), RefusalCounts.unpack(refused.data)
+    times = (began - 1, record.accepted / 1000, record.first / 1000, record.finished / 1000, latest)
+    assert list(times) == sorted(times)
+    assert began - 2 <= counts.since == counts.until <= latest

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import admin.service
 import dispatcher.service
 import gateway.service
 import gpu_worker.service
@@ -19,10 +20,10 @@ from streams import metrics_server
 from streams.base_settings import ServiceSettings
 from streams.metrics_server import MetricsAddressUnusable, serve_metrics
 from tests.support.eventually import eventually
-from tests.support.gateways import gateways, register, tenants
+from tests.support.gateways import gateways, register
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
-from tests.support.services import dispatcher_settings, running, worker_settings
+from tests.support.services import admin_settings, dispatcher_settings, running, worker_settings
 
 
 def _get(port: int, path: str) -> tuple[int, str]:
@@ -137,11 +138,13 @@ async def test_strangers_do_not_see_tenants_names(nats_url: str, public: bool) -
         nats=nats_url,
         host="0.0.0.0",
         port=free_port(),
-        tenants=tenants(),
         metrics_port=free_port(),
         public_metrics=public,
     )
-    async with running(gateway.service, settings):
+    async with (
+        running(admin.service, admin_settings(nats_url)),
+        running(gateway.service, settings),
+    ):
         await eventually(lambda: _answers(settings.metrics_port))
         await eventually(lambda: _answers(settings.port))
         text = (await get(settings.metrics_port, "/metrics"))[1]

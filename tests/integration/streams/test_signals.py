@@ -114,7 +114,9 @@ async def test_the_sender_knows_of_a_signal_that_nobody_takes(broker: Broker) ->
     with pytest.raises(StreamMissing):
         await broker.store(CANCEL, b"")
     found = await listen(broker)
-    reconciler = StreamReconciler(broker, Scale(), lambda: topology.stream_configs(Scale(), 10))
+    reconciler = StreamReconciler(
+        broker, Scale(), lambda: topology.stream_configs(Scale(), 10), lambda: True
+    )
     keeping = asyncio.create_task(reconciler.run())
     await broker.store_retrying(CANCEL, b"", {}, seconds=60)
     await eventually(lambda: found)

@@ -8,12 +8,13 @@ from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, RetentionPolicy
 
 from streams import topology
-from streams.broker import declaration
+from streams.broker import broker_client, declaration
 from streams.broker.broker_client import Broker, StoreRefused, connect
 from streams.broker.declaration import TopologyMismatch
 from streams.errors import BrokerUnavailable
 from streams.topology import Scale
 from tests.support.eventually import eventually
+from tests.support.nats_server import NatsServer
 
 REQUEST = "infer.request.acme.m.standard"
 
@@ -57,6 +58,19 @@ async def test_several_services_may_declare_at_once(nats_url: str, broker: Broke
     async with connect(nats_url, "other") as other:
         await asyncio.gather(*(declare(each, i) for i in (3, 4) for each in (broker, other)))
     assert await lane_limit(broker) == 4
+
+
+async def test_a_broker_that_answers_late_is_asked_again(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster leaves one of two that declare at once without an answer."""
+    monkeypatch.setattr(broker_client, "STORE_SECONDS", 0.1)
+    async with connect(nats_server.url, "test") as broker:
+        nats_server.freeze()
+        declaring = asyncio.create_task(declare(broker, 5))
+        await asyncio.wait({declaring}, timeout=0.5)  # longer than one answer is waited for
+        nats_server.thaw()
+        assert await declaring == 5
 
 
 async def test_a_stream_that_cannot_become_ours_is_told_of(broker: Broker) -> None:

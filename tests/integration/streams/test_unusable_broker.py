@@ -15,6 +15,7 @@ from streams.errors import BrokerMisconfigured, BrokerUnavailable
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.service_process import service_process
+from tests.support.services import always
 
 PASSWORD = "p@ss/w,1:%"
 JETSTREAM = "jetstream {{ store_dir: {store} }}"
@@ -70,7 +71,7 @@ async def test_a_small_store_is_named_with_what_is_needed(servers: Servers) -> N
     limited = "jetstream {{ store_dir: {store}, max_file_store: 20MB, max_memory_store: 20MB }}"
     async with connect(servers.start(jetstream=limited), "test") as broker:
         with pytest.raises(BrokerMisconfigured, match="insufficient storage.*max_file_store"):
-            await Registry.open(broker)
+            await Registry.open(broker, declares=always)
 
 
 async def test_a_dead_broker_is_told_of_at_once_and_at_the_end(

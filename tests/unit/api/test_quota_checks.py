@@ -208,12 +208,13 @@ def test_a_settled_account_has_what_was_used(prompt: int, completion: int, reser
     price = Price.per_million(0.15, 0.6)
     packed = Account("acme", ("tenant", "key-ci"), "2026-11-21", reserved, 7, price).pack()
     account = Account.unpack(packed)
-    both = [account.reserved, account.correction(prompt, completion)]
+    spend = price.spend_for(prompt, completion)
+    both = [account.reserved, account.correction(prompt + completion, spend)]
     for name in account.scopes:
         for meter, used in ((Meter.TOKENS, prompt + completion), (Meter.SPEND, None)):
             subject = QuotaScope("acme", name, QuotaLimits()).usage_subject(meter, "2026-11-21")
             total = sum(each.get(subject, 0) for each in both)
-            assert total == (price.spend_for(prompt, completion) if used is None else used)
+            assert total == (spend if used is None else used)
 
 
 def test_the_headers_are_of_the_scope_with_the_least_left() -> None:

@@ -47,7 +47,9 @@ def test_the_digest_is_the_same_in_every_release() -> None:
     """While gateways are replaced one by one, a client's second try may reach an older one."""
     assert GIVEN.digest == "a0792d604f8527e97125588664f57d454755051daf5005160e8f7fc2b6ff306c"
     long = replace(GIVEN, prompt='\U0001f600 und "so" weiter\n' * 10_000)
-    assert long.digest == plain_digest(vars(long) | {"sampling": long.sampling.resolve()})
+    known = {name: value for name, value in vars(long).items() if name != "end_user"}
+    assert long.digest == plain_digest(known | {"sampling": long.sampling.resolve()})
+    assert replace(long, end_user="u").digest == long.digest
 
 
 def plain_digest(value: object) -> str:

@@ -44,10 +44,10 @@ def words(tmp_path: Path) -> Model:
     return model_in(tmp_path)
 
 
-def model_in(directory: Path) -> Model:
+def model_in(directory: Path, engine: str = "transformers") -> Model:
     files = hash_files(directory)
     version = Version(id="1", directory=str(directory), files=files, digest=combine_digests(files))
-    fields = {"engine": "transformers", "vocab_size": 3, "versions": {"1": version}}
+    fields = {"engine": engine, "vocab_size": 3, "versions": {"1": version}}
     return Model.model_validate({**MOCK.model_dump(), **fields})
 
 
@@ -71,7 +71,11 @@ async def test_a_pair_is_tokenised_by_the_models_template(
         pair="$A [UNK] $B:1 [UNK]:1", special_tokens=[("[UNK]", 0)]
     )
     library.save(str(path))
-    typed = model_in(path.parent)
+    untyped = model_in(path.parent, "classify")
+    assert await made.encode_pairs(untyped, untyped.default, "a a", ["b"]) == [([1, 1, 0, 2, 0], 5)]
+    settings = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    (path.parent / "tokenizer_config.json").write_text(json.dumps(settings))
+    typed = model_in(path.parent, "classify")
     assert await made.encode_pairs(typed, typed.default, "a a", ["b"]) == [([1, 1, 0, 2, 0], 3)]
 
 

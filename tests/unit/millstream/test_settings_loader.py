@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from admin.settings import AdminSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from millstream.admin.settings import LagSettings, WhySettings
 from millstream.bench.settings import BenchSettings
-from millstream.models.settings import AddSettings
+from millstream.models.settings import AddSettings, ListSettings
 from millstream.settings_loader import UsageError, load_settings
 from millstream.up import state_file
 from millstream.up.settings import UpSettings
@@ -69,8 +70,8 @@ def test_one_file_serves_all_commands() -> None:
 def test_tenants_come_from_tables_of_the_file() -> None:
     """The shape that the documentation promises."""
     write("[tenants.acme]\nkeys = ['sk-acme']\nweight = 2\nmax_queued = 200")
-    settings = load_settings(GatewaySettings, {}, {})
-    assert isinstance(settings, GatewaySettings)
+    settings = load_settings(AdminSettings, {}, {})
+    assert isinstance(settings, AdminSettings)
     acme = settings.tenants["acme"]
     assert (acme.weight, acme.max_queued) == (2, 200)
     assert [key.key.get_secret_value() for key in acme.keys] == ["sk-acme"]
@@ -99,7 +100,7 @@ def test_a_mistake_in_the_file_is_named_with_its_place(text: str, message: str) 
     """An operator should have to read one line to repair it."""
     write(text)
     with pytest.raises(UsageError) as error:
-        load_settings(GatewaySettings, {}, {})
+        load_settings(UpSettings, {}, {})
     assert str(error.value).startswith(message)
 
 
@@ -136,7 +137,7 @@ def test_a_key_is_never_quoted() -> None:
     """A message ends in logs and screenshots."""
     write("[tenants.acme]\nkeys = [7719]")
     with pytest.raises(UsageError) as error:
-        load_settings(GatewaySettings, {}, {})
+        load_settings(AdminSettings, {}, {})
     assert "7719" not in str(error.value)
 
 
@@ -210,9 +211,37 @@ def test_the_api_key_comes_from_where_the_address_does(tmp_path: Path) -> None:
     assert bench_key(named, foreign) == "sk-kept"
     assert bench_key({}, {**foreign, **elsewhere}) == "sk-foreign"
     assert bench_key({}, {"MILLSTREAM_API_KEY": "", **elsewhere}) == "sk-kept"
-    gateway = load_settings(GatewaySettings, named, {})
-    assert isinstance(gateway, GatewaySettings)
-    assert gateway.api_key is None
+    admin = load_settings(AdminSettings, named, {})
+    assert isinstance(admin, AdminSettings)
+    assert (admin.api_key, admin.admin_key) == (None, None)
+
+
+def test_commands_ask_the_admin_service_of_the_cell_that_they_are_meant_for(tmp_path: Path) -> None:
+    """That of a running `up`, with its key, unless NATS of another cell was named."""
+    state = state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h", admin="http://a")
+    state_file.write(tmp_path, state)
+    (tmp_path / "api-key").write_text("sk-kept\n")
+    named = {"data_dir": str(tmp_path)}
+
+    def asked(flags: dict[str, str], environment: dict[str, str]) -> tuple[str | None, str]:
+        settings = load_settings(ListSettings, {**named, **flags}, environment)
+        assert isinstance(settings, ListSettings)
+        return settings.admin, settings.read_admin_key()
+
+    assert asked({}, {}) == ("http://a", "sk-kept")
+    assert asked({"nats": "nats://other"}, {}) == (None, "")
+    assert asked({"admin": "http://b"}, {}) == ("http://b", "")
+    assert asked({}, {"MILLSTREAM_ADMIN_KEY": "sk-own"}) == ("http://a", "sk-own")
+    (tmp_path / "key").write_text("sk-file\n")
+    assert asked({"admin_key_file": str(tmp_path / "key")}, {}) == ("http://a", "sk-file")
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://me:secret@h"])
+def test_an_address_of_the_admin_service_holds_no_credentials(url: str) -> None:
+    """It is written into scripts and shown by `ps`."""
+    with pytest.raises(UsageError, match="--admin: must") as refused:
+        load_settings(ListSettings, {"admin": url}, {})
+    assert "secret" not in str(refused.value)
 
 
 def test_a_key_that_cannot_be_read_is_said(tmp_path: Path) -> None:

@@ -23,30 +23,45 @@ from streams.base_settings import cache_directory
 
 def plan_of(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:
     sources = {model: model for model in models}
-    return LaunchPlan(UpSettings(**settings), 8080, 4222, "sk-key", sources)
+    return LaunchPlan(UpSettings(**settings), 8080, 4222, 4321, "sk-key", sources)
 
 
 def test_each_command_line_names_one_service() -> None:
     """Operators, and their scripts, find a process by that word."""
     plan = plan_of(workers=2)
-    programs = [plan.gateway_program(), plan.dispatcher_program(), *plan.worker_programs()]
-    words = ["gateway", "dispatcher", "worker", "worker"]
+    programs = [plan.admin_program(), plan.gateway_program(), plan.dispatcher_program()]
+    programs += plan.worker_programs()
+    words = ["admin", "gateway", "dispatcher", "worker", "worker"]
     assert [program.command[1:] for program in programs] == [("-m", "millstream", w) for w in words]
+
+
+def test_an_exported_ledger_does_not_expire(tmp_path: Path) -> None:
+    """Else a record could be gone before it was exported."""
+    assert plan_of().ledger_programs() == []
+    assert "MILLSTREAM_LEDGER_DAYS" not in plan_of().admin_program().environment
+    plan = plan_of(ledger_dir=tmp_path)
+    assert plan.admin_program().environment["MILLSTREAM_LEDGER_DAYS"] == "0"
+    (program,) = plan.ledger_programs()
+    assert program.command[3:6] == ("ledger", "export", str(tmp_path))
+    assert "--remove-after" in program.command
 
 
 def test_the_key_is_in_no_command_line_and_no_repr() -> None:
     """`ps` is for everybody."""
-    gateway = plan_of().gateway_program()
-    assert gateway.environment["MILLSTREAM_API_KEY"] == "sk-key"
-    assert "sk-key" not in " ".join(gateway.command)
-    assert "sk-key" not in repr(gateway)
+    admin = plan_of().admin_program()
+    assert admin.environment["MILLSTREAM_API_KEY"] == "sk-key"
+    assert admin.environment["MILLSTREAM_ADMIN_KEY"] == "sk-key"
+    assert "sk-key" not in " ".join(admin.command)
+    assert "sk-key" not in repr(admin)
 
 
-def test_only_the_gateway_knows_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_admin_service_knows_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have no use for it."""
     monkeypatch.setenv("MILLSTREAM_API_KEY", "sk-key")
+    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "sk-key")
     plan = plan_of()
     for program in (
+        plan.gateway_program(),
         plan.dispatcher_program(),
         *plan.worker_programs(),
         nats_server.make_program(4222, Path("/store")),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from registry.artifact_verification import ArtifactRefused
-from registry.chat_templates import read_chat_template
+from registry.tokenizer.chat_templates import read_chat_template
 
 NAMED = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
 BOTH = "{% if tools %}\nT{%+ else %}\nD{%+ endif %}"

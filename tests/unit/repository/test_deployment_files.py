@@ -46,8 +46,9 @@ def _in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_one_cell() -> None:
     """No single process is the only one of its kind, but for the worker."""
-    counts = {n: len(containers(n)) for n in ("nats", "gateway", "dispatcher", "worker")}
-    assert counts == {"nats": 3, "gateway": 2, "dispatcher": 2, "worker": 1}
+    kinds = ("nats", "admin", "gateway", "dispatcher", "worker")
+    counts = {kind: len(containers(kind)) for kind in kinds}
+    assert counts == {"nats": 3, "admin": 2, "gateway": 2, "dispatcher": 2, "worker": 1}
     assert "prometheus" in SERVICES
 
 
@@ -80,7 +81,7 @@ def test_the_default_command_of_every_image_is_one_that_the_command_line_takes(
     """`docker run millstream-worker` without words."""
     monkeypatch.setenv("MILLSTREAM_MODEL", "mine")
     commands = [yaml.safe_load(line[4:]) for line in DOCKERFILE.splitlines() if line[:4] == "CMD "]
-    assert sorted(words[0] for words in commands) == ["dispatcher", "gateway", "worker"]
+    assert sorted(words[0] for words in commands) == ["admin", "dispatcher", "gateway", "worker"]
     for words in commands:
         parsed(words)
 
@@ -97,7 +98,7 @@ def test_the_dockerfile_copies_every_package() -> None:
 
 def test_services_keep_three_copies_in_a_cluster_of_three() -> None:
     """A cell must lose a broker without losing a request."""
-    settings = parsed(["dispatcher"]).model_dump()
+    settings = parsed(["admin"]).model_dump()
     assert settings["replicas"] == 3
 
 
@@ -131,9 +132,11 @@ def test_prometheus_scrapes_every_service_where_it_listens() -> None:
 
 def test_nothing_is_open_to_strangers_without_a_secret() -> None:
     """A default key is known to all who read the file; metrics and Prometheus ask for none."""
-    for name in containers("gateway"):
+    for name in containers("admin"):
         key = SERVICES[name]["environment"]["MILLSTREAM_API_KEY"]
         assert re.fullmatch(r"\$\{MILLSTREAM_API_KEY:\?[^}]+\}", key)  # compose stops without it
+        assert parsed(words_of(SERVICES[name])).model_dump()["admin_host"] == "127.0.0.1"
+    for name in containers("gateway"):
         settings = parsed(words_of(SERVICES[name]))
         assert not settings.model_dump()["public_metrics"]
     for name, service in SERVICES.items():

@@ -34,6 +34,22 @@ def test_what_was_noted_tells_whose_fault_it_was(noted: list[NoteKind], fault: F
     assert told(noted).attempts[0].fault is fault
 
 
+@pytest.mark.parametrize(
+    ("noted", "reason"),
+    [
+        ([], "silent"),
+        (["trial"], "silent"),
+        (["released"], "released"),
+        (["failed"], "failed"),
+        (["broke"], "broke"),
+    ],
+)
+def test_a_ledger_record_has_a_word_for_each_attempt(noted: list[NoteKind], reason: str) -> None:
+    """The text of an error may have anything in it, and goes to whoever reads the bills."""
+    at = 0 if reason == "silent" else 1
+    assert told(noted).summarize() == [{"attempt": 1, "worker": "w", "reason": reason, "at": at}]
+
+
 def test_another_workers_note_of_the_same_attempt_says_nothing() -> None:
     """A broker that lost its logs counts attempts from one again."""
     log = LogContents([messages.started_record("m", "1", 1, "w")])

@@ -31,6 +31,22 @@ def test_a_log_without_its_beginning_is_headless(
     assert contents.is_truncated == is_headless
 
 
+@pytest.mark.parametrize(
+    ("records", "first"),
+    [
+        ([CLAIM], 0),
+        ([CLAIM, chunk(0, 5) | {"at": 7}, chunk(1, 6)], 7),
+        ([CLAIM, CLAIM | {"first_output_at": 7}, chunk(2, 7)], 7),
+        ([chunk(2, 7), chunk(3, 8)], 0),
+    ],
+)
+def test_the_time_of_the_first_output_is_that_of_the_first_attempt_that_gave_one(
+    records: list[dict[str, object]], first: int
+) -> None:
+    """A goal is met or missed once; a second attempt does not move what the client has seen."""
+    assert LogContents(records).first_output_at == first
+
+
 def test_attempts_are_counted_though_early_claims_are_gone() -> None:
     """The next one must be another than any before it."""
     assert LogContents([chunk(2, 7), CLAIM | {"attempt": 3}, chunk(3, 8)]).attempts == 3

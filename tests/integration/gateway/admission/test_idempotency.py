@@ -11,10 +11,11 @@ import gpu_worker.service
 from api.submission.json_hash import sha256_of_json
 from gateway.admission.idempotency import IdempotencyStore
 from streams import topology
-from streams.broker import broker_client
+from streams.broker import declaration
 from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused, connect
 from streams.errors import BrokerUnavailable
 from streams.records import request_queue
+from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     OTHER_KEY,
@@ -26,7 +27,6 @@ from tests.support.gateways import (
     tenants,
     token_indices,
 )
-from tests.support.nats_server import NatsServer
 from tests.support.services import dispatcher_settings, running, worker_settings
 
 SLOW = {"ttft_ms": 1, "itl_ms": 2}
@@ -172,28 +172,13 @@ async def test_a_repeated_submission_that_is_under_way_is_not_told_twice(
         assert [frame["type"] for frame in frames].count("started") == 1
 
 
-async def test_a_gateway_starts_though_the_broker_answers_late(
-    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cluster leaves one of two gateways that start at once without an answer."""
-    monkeypatch.setattr(broker_client, "STORE_SECONDS", 0.1)
-    async with connect(nats_server.url, "test") as broker:
-        nats_server.freeze()
-        opening = asyncio.create_task(IdempotencyStore(broker).open(1))
-        await asyncio.wait({opening}, timeout=0.5)  # longer than one answer is waited for
-        nats_server.thaw()
-        await opening
-        info = await broker.js.stream_info("KV_idempotency")
-        assert info.config.max_age == topology.LOG_SECONDS
-
-
 async def test_a_key_that_is_being_bound_elsewhere_is_found(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster refuses the second one with another code while the first is on its way."""
     async with connect(nats_url, "test") as broker:
+        await declaration.declare(broker, Scale(), 1)
         keys = IdempotencyStore(broker)
-        await keys.open(1)
         await keys.claim("acme", "k", "0a", "digest")
 
         async def refuse(*_: object) -> PubAck:

@@ -36,11 +36,16 @@ not_a_server_error.expected-statuses = ["2xx", "4xx", "504"]
 
 async def run_schemathesis(gateway: RunningGateway, home: Path, *words: str) -> str:
     """What it says at its end; raises if it found anything."""
-    (home / "schemathesis.toml").write_text(SETTINGS)
     document = (await gateway.request("GET", "/openapi.json", key=None)).json
-    (home / "openapi.json").write_text(json.dumps(_with_models(document)))
-    words += ("openapi.json", "--url", gateway.url, "--checks", ",".join(CHECKS), "--no-color")
-    words += ("--header", f"Authorization: Bearer {KEY}", "--generation-database", "none")
+    return await check_document(_with_models(document), gateway.url, KEY, home, *words)
+
+
+async def check_document(document: Any, url: str, key: str, home: Path, *words: str) -> str:
+    """Hold what answers at `url` against a document; raises if anything differs."""
+    (home / "schemathesis.toml").write_text(SETTINGS)
+    (home / "openapi.json").write_text(json.dumps(document))
+    words += ("openapi.json", "--url", url, "--checks", ",".join(CHECKS), "--no-color")
+    words += ("--header", f"Authorization: Bearer {key}", "--generation-database", "none")
     words += ("--suppress-health-check", "all", "--warnings", "off")
     program = Path(sysconfig.get_path("scripts")) / "schemathesis"
     running = await asyncio.create_subprocess_exec(

@@ -29,6 +29,7 @@ from tests.support.gateways import MSGPACK, RunningGateway, gateways
 from tests.support.services import (
     ROUTE,
     BrokerClient,
+    always,
     broker_client_of,
     dispatcher_settings,
     running,
@@ -52,7 +53,7 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def serving(nats_url: str, **settings: Any) -> AsyncIterator[RunningGateway]:
     """A gateway, and a worker with every model that is registered."""
     async with connect(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         names = tuple(registry.models)
         await registry.close()
     async with (
@@ -66,7 +67,7 @@ async def serving(nats_url: str, **settings: Any) -> AsyncIterator[RunningGatewa
 
 async def register(nats_url: str, directories: Mapping[str, Path]) -> None:
     async with connect(nats_url, "test") as broker:
-        registry = await Registry.open(broker)
+        registry = await Registry.open(broker, declares=always)
         for name, directory in directories.items():
             await registry.add_model(model_from(directory, name))
         await registry.close()

@@ -270,13 +270,13 @@ async def _accepts(broker: Broker, subject: str) -> bool:
 
 
 async def test_a_refused_ingress_stream_is_told_of_once(tmp_path: Path) -> None:
-    """In the broker's words; it is tried ever less often, and everybody else is served."""
+    """In the broker's words, by who declares it; everybody else is served."""
     topology_bytes = sum(
         config.max_bytes or 0
         for config in topology.stream_configs(Scale(), 1)
         if config.storage is StorageType.FILE
     )
-    room = topology_bytes + 2 * kv_view.MAX_BYTES + topology.INGRESS_BYTES // 2
+    room = topology_bytes + 3 * kv_view.MAX_BYTES + topology.INGRESS_BYTES // 2
     configuration = tmp_path / "nats.conf"
     store = json.dumps(str(tmp_path / "nats"))
     configuration.write_text(f"jetstream {{ store_dir: {store}, max_file_store: {room} }}")
@@ -290,14 +290,14 @@ async def test_a_refused_ingress_stream_is_told_of_once(tmp_path: Path) -> None:
                 for _ in range(5):
                     assert (await gateway.complete()).status == 200
         (refused,) = _refusals(logged)
-        assert refused["tenant"] == "acme"
+        assert refused["stream"] == "INGRESS_acme"
         assert "insufficient storage" in refused["reason"]
     finally:
         server.kill()
 
 
 def _refusals(logged: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
-    return [event for event in logged if event["event"] == "ingress_refused"]
+    return [event for event in logged if event["event"] == "stream_unusable"]
 
 
 async def test_a_wait_is_logged_once_with_its_ids(nats_url: str) -> None:

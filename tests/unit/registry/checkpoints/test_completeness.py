@@ -1,5 +1,6 @@
 """A checkpoint with a hole, or of another configuration, is refused before it is registered."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def test_every_tensor_is_missed(tmp_path: Path, model_type: str) -> None:
     config = config_of(model_type, engine, tie_word_embeddings=False)
     shapes = shapes_of(config, engine)
     write_model(tmp_path, config, shapes, engine)
-    for name in shapes:
+    for name in (each for each in shapes if ".experts." not in each):
         rest = {other: shape for other, shape in shapes.items() if other != name}
         write_safetensors(tmp_path / "model.safetensors", rest)
         (found,) = refusals(tmp_path)
@@ -246,3 +247,38 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     assert "model.layers.1.mlp.experts.1.down_proj.weight is in no file" in found
     fused = {"model.layers.0.mlp.experts.down_proj": (2, 8, 4)}
     assert refusal_of(tmp_path, lambda shapes: shapes | fused, "qwen3_moe") == ""
+
+
+def test_a_router_without_experts_is_refused(tmp_path: Path) -> None:
+    """Experts have many forms, but some are there where a router chooses among them."""
+    found = refusal_of(tmp_path, without(".experts."), "mixtral")
+    assert "model.layers.0.mlp has a router and no experts" in found
+
+
+def test_a_model_that_was_part_of_another_is_accepted(tmp_path: Path) -> None:
+    """transformers drops the prefix of the base model, also before that of the model itself."""
+    assert refusal_of(tmp_path, renamed(lambda name: f"model.{name}")) == ""
+
+
+def test_a_number_in_quotes_is_refused(tmp_path: Path) -> None:
+    """transformers takes none; the check would take it for a key that is left out."""
+    found = refusal_of(tmp_path, lambda shapes: shapes, num_hidden_layers="3")
+    assert "num_hidden_layers '3': write the number without quotes" in found
+
+
+def test_json_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    """transformers reads UTF-8 alone."""
+    write_model(tmp_path, config_of("llama"))
+    file = tmp_path / "config.json"
+    file.write_bytes(file.read_text().encode("utf-16"))
+    assert "config.json: is not JSON ('utf-8' codec" in refusals(tmp_path)[0]
+
+
+def test_settings_of_generation_that_are_left_out_are_warned_of(tmp_path: Path) -> None:
+    """`generate` would answer otherwise with them; those that change nothing are passed over."""
+    write_model(tmp_path, config_of("llama"))
+    settings = {"num_beams": 4, "bad_words_ids": [[5]], "typical_p": 1.0, "max_length": 20}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    (found,) = check_model(tmp_path)
+    assert (found.path, found.is_refusal) == ("generation_config.json", False)
+    assert found.reason == "has num_beams, bad_words_ids, which are left out, as in vLLM"

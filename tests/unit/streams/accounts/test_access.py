@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admission import idempotency
 from millstream.broker.settings import ProcessClass
 from registry import store, tenants
 from streams import topology
@@ -95,7 +94,7 @@ def test_every_stream_has_a_store_and_a_reader() -> None:
 
 def test_the_buckets_are_those_of_the_rooms_above() -> None:
     """They are named here, too, since this room cannot import those."""
-    names = (store.BUCKET, tenants.BUCKET, lease_bucket.BUCKET_NAME, idempotency.BUCKET)
+    names = (store.BUCKET, tenants.BUCKET, lease_bucket.BUCKET_NAME, topology.IDEMPOTENCY_BUCKET)
     assert {f"KV_{name}" for name in names} <= set(access.BUCKETS)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.server.rate_limiter import RateLimiter
+from api.rate_limiter import RateLimiter
 
 
 def test_a_burst_goes_at_once_and_the_rest_evenly() -> None:

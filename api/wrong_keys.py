@@ -7,7 +7,7 @@ times are in seconds of any one clock.
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from gateway.server.rate_limiter import RateLimiter
+from api.rate_limiter import RateLimiter
 from streams.errors import TooManyWrongKeys
 
 BURST, PER_SECOND = 20, 1.0  # wrong keys of one address

@@ -21,7 +21,7 @@ from registry.artifact_verification import (
     json_reader,
     read_object,
 )
-from registry.bert_normalizer import set_bert_normalizer
+from registry.tokenizer.bert_normalizer import set_bert_normalizer
 
 TOKENIZER = "tokenizer.json"
 _CONFIG, _NAMES, _OLD_TOKENS = (
@@ -59,6 +59,9 @@ def build_tokenizer(content: bytes, read: ReadJson, vocab_size: int) -> Tokenize
     model has no embedding, by its `vocab_size`, is left out: its text stays text. Raises
     `ArtifactRefused` if the content is no tokeniser, or a setting is none.
     """
+    if read_object(read, _CONFIG).get("split_special_tokens"):
+        reason = "split_special_tokens is set, by which special tokens in texts are none: remove it"
+        raise ArtifactRefused(_CONFIG, reason)
     library = _parse_tokenizer(content)
     set_bert_normalizer(library, read)
     _add_tokens(library, read, vocab_size)
@@ -148,8 +151,10 @@ def _special_values(read: ReadJson) -> Iterator[Any]:
     yield from _named_values(read).values()
     for path in (_CONFIG, _NAMES):
         content = read_object(read, path)
-        lists = [content[key] for key in _LISTS if isinstance(content.get(key), list)]
-        yield from (value for each in lists for value in each if _text(value))
+        for listed in (content.get(key) for key in _LISTS):
+            values = listed.values() if isinstance(listed, dict) else listed
+            if isinstance(listed, dict | list):
+                yield from (value for value in values or () if _text(value))
 
 
 def _build_token(value: Any, *, is_special: bool) -> AddedToken:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.server import wrong_keys
-from gateway.server.wrong_keys import BURST, WrongKeyLimiter
+from api import wrong_keys
+from api.wrong_keys import BURST, WrongKeyLimiter
 from streams.errors import TooManyWrongKeys
 
 

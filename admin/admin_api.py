@@ -1,0 +1,64 @@
+"""Runs an operation for either door: checks its arguments, counts it, and logs who did what."""
+
+from typing import Any
+
+import orjson
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from admin.metrics import OPERATIONS
+from admin.operation_table import OPERATIONS as TABLE
+from admin.operation_table import Operation
+from admin.operations import JsonBody, Operations
+from api.schemas.parsing import to_bad_request
+from streams.errors import InternalError, MillstreamError, NotFound
+
+log = structlog.get_logger()
+
+
+class AdminApi:
+    """The operations as both doors call them."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._handlers = operations.handlers
+
+    async def run(self, name: str, arguments: dict[str, Any], caller: str) -> JsonBody:
+        """Do an operation for `caller`, the name of a credential; return its JSON answer.
+
+        Raises a `MillstreamError`: `NotFound` for an unknown operation, `BadRequest` for wrong
+        arguments, and those of the operation; any other fault is logged and raised as
+        `InternalError`.
+        """
+        operation = TABLE.get(name)
+        if operation is None:
+            raise NotFound(f"there is no operation {name!r}; there are: {', '.join(TABLE)}")
+        try:
+            answer = await self._handlers[name](_parse(operation, arguments))
+        except MillstreamError as error:
+            _observe(operation, arguments, caller, error.code)
+            raise
+        except Exception:
+            log.exception("admin_operation_failed", operation=name)
+            OPERATIONS.labels(name, InternalError.code).inc()
+            raise InternalError("the admin service failed; its log says why") from None
+        _observe(operation, arguments, caller, "done")
+        return answer
+
+
+def _parse(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
+    """Return the arguments as a record; those of a change must have the exact JSON types."""
+    try:
+        if operation.has_body:
+            return operation.arguments.model_validate_json(orjson.dumps(arguments), strict=True)
+        return operation.arguments.model_validate(arguments)
+    except ValidationError as error:
+        raise to_bad_request(error.errors(include_url=False)[0]) from None
+
+
+def _observe(operation: Operation, arguments: dict[str, Any], caller: str, outcome: str) -> None:
+    OPERATIONS.labels(operation.name, outcome).inc()
+    if operation.is_change:
+        name = str(arguments.get("name", ""))[:256]
+        log.info(
+            "admin_change", operation=operation.name, name=name, caller=caller, outcome=outcome
+        )

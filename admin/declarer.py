@@ -1,0 +1,103 @@
+"""What the admin service declares while it leads: streams, those of publishing tenants, buckets."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import structlog
+from nats.js.api import StreamConfig
+
+from admin.metrics import observe_unusable
+from registry.price_book import PriceBook
+from registry.store import Registry
+from registry.tenants import Tenants
+from streams import subjects, topology
+from streams.base_settings import TenantSettings
+from streams.broker import declaration
+from streams.broker.broker_client import Broker
+from streams.broker.stream_reconciler import StreamReconciler
+from streams.coordination.lease import Lease
+from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from streams.topology import LedgerLimits, Scale
+
+log = structlog.get_logger()
+
+
+class Records(NamedTuple):
+    """The buckets that the admin service declares and writes."""
+
+    registry: Registry
+    tenants: Tenants
+    prices: PriceBook
+
+
+class Declarer:
+    """Keeps streams and buckets as they are declared, while this process holds the lease."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        lease: Lease,
+        records: Records,
+        scale: Scale,
+        ledger_limits: LedgerLimits,
+    ) -> None:
+        self._broker, self._lease, self._records = broker, lease, records
+        self._scale, self._ledger_limits = scale, ledger_limits
+        self._changed = asyncio.Event()
+        self.streams = StreamReconciler(broker, scale, self._make_configs, lambda: lease.is_held)
+        self.streams.on_deleted = self._check_buckets
+        self.streams.on_change = lambda: observe_unusable(self.streams.unusable)
+
+    def _make_configs(self) -> Iterable[StreamConfig]:
+        """Return what to declare, with every lane bounded by the highest limit of any tenant."""
+        tenants = self._records.tenants.by_name.values()
+        most = max((t.max_queued for t in tenants), default=TenantSettings().max_queued)
+        publishing = [topology.ingress_stream(name) for name in self._publishing_tenants()]
+        return [*topology.stream_configs(self._scale, most, self._ledger_limits), *publishing]
+
+    def _publishing_tenants(self) -> set[str]:
+        return {name for name, tenant in self._records.tenants.by_name.items() if tenant.publishes}
+
+    def _check_buckets(self, stream: str) -> None:
+        """Have a bucket restored whose stream was deleted."""
+        for view in self._records:
+            view.check_bucket(stream)
+
+    async def run(self) -> None:
+        """Declare until cancelled, whenever this process leads."""
+        self._records.tenants.on_change(self._changed.set)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.streams.run(), name="streams")
+            tasks.create_task(self._follow_tenants(), name="tenants")
+            while True:
+                await self._lease.gained.wait()
+                for bucket in ("KV_registry", "KV_tenants", "KV_prices"):
+                    self._check_buckets(bucket)
+                self._changed.set()
+                await self._lease.wait_until_lost()
+
+    async def _follow_tenants(self) -> None:
+        """Look after each change of tenants, and of who leads, which streams they need."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self.streams.wake()
+            if self._lease.is_held:
+                await self._remove_unused_streams()
+
+    async def _remove_unused_streams(self) -> None:
+        """Delete the empty ingress streams of tenants that do not publish.
+
+        An ingress stream holds what a tenant's producers publish. One that is not empty is kept,
+        but accepts no further submissions, and a warning is logged. If the broker does not let us,
+        that harms nobody, and is tried again after the next change.
+        """
+        try:
+            for stream in await declaration.list_streams(self._broker, subjects.ALL_SUBMISSIONS):
+                tenant = topology.tenant_of_ingress(stream)
+                if tenant is not None and tenant not in self._publishing_tenants():
+                    closed = subjects.closed_submissions(tenant)
+                    await declaration.remove_if_empty(self._broker, stream, closed)
+        except (BrokerUnavailable, BrokerMisconfigured) as error:
+            log.warning("streams_not_removed", reason=str(error))

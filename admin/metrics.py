@@ -1,0 +1,29 @@
+"""Prometheus metrics of the admin service, with bounded labels."""
+
+from collections.abc import Iterable
+
+from prometheus_client import Counter, Gauge
+
+OPERATIONS = Counter(
+    "millstream_admin_requests_total",
+    "Operations that were asked for, by how they ended.",
+    ["operation", "outcome"],
+)
+UNAUTHENTICATED = Counter(
+    "millstream_admin_unauthenticated_total",
+    "Requests to the admin API without a key, with a wrong one, or with too many wrong ones.",
+    ["code"],
+)
+DECLARING = Gauge(
+    "millstream_admin_declaring", "1 while this process declares streams and buckets."
+)
+UNUSABLE = Gauge(
+    "millstream_admin_unusable_stream", "Streams that the broker refuses to make.", ["stream"]
+)
+
+
+def observe_unusable(streams: Iterable[str]) -> None:
+    """Export the streams that cannot be used; those that can be again disappear."""
+    UNUSABLE.clear()
+    for stream in streams:
+        UNUSABLE.labels(stream).set(1)

@@ -1,0 +1,178 @@
+"""Every operation of the admin service: name, HTTP method and path, arguments. Pure.
+
+The HTTP API, the NATS API, the OpenAPI document and the commands all read this table.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from registry.models import Adapter, Model, ModelName
+from streams.base_settings import Slug, TenantLimits
+
+PREFIX = "/admin/v1"
+MAX_PAGE = 1000  # records of one answer
+_PLACEHOLDER = re.compile(r"\{(\w+)(?::path)?\}")
+
+
+class Arguments(BaseModel):
+    """Base of all operations' arguments; an unknown one is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class PageArguments(Arguments):
+    """Which part of a list is wanted: at most `limit` records with names after `after`."""
+
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="most records of the answer")
+    after: str = Field("", description="name of the last record that is known already")
+
+
+class NameArguments(Arguments):
+    """The name of one record."""
+
+    name: str
+
+
+class ModelArguments(Arguments):
+    """A model version to register, with another name for the model."""
+
+    name: ModelName
+    model: Model
+    alias: ModelName | None = None
+
+    @model_validator(mode="after")
+    def _agrees_with_its_record(self) -> Self:
+        if self.name != self.model.name:
+            raise ValueError(f"the model's name is {self.model.name!r}, not {self.name!r}")
+        for name, version in self.model.versions.items():
+            if name != version.id:
+                raise ValueError(f"the version's id is {version.id!r}, not {name!r}")
+        return self
+
+
+class AliasArguments(Arguments):
+    """Another name for a model or for one of its versions."""
+
+    name: ModelName
+    model: ModelName
+    version: ModelName | None = None
+
+
+class AdapterArguments(Arguments):
+    """A LoRA adapter to register; its name is `MODEL:ADAPTER`."""
+
+    name: str
+    adapter: Adapter
+
+    @model_validator(mode="after")
+    def _has_one_name(self) -> Self:
+        if self.name != self.adapter.id:
+            raise ValueError(f"the adapter's name is {self.adapter.id!r}, not {self.name!r}")
+        return self
+
+
+class TenantArguments(TenantLimits):
+    """A tenant with its limits and its share of the fleet."""
+
+    name: Slug
+
+
+class TenantNameArguments(Arguments):
+    """The name of a tenant."""
+
+    name: Slug
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too."""
+
+    name: str
+    method: str
+    path: str
+    arguments: type[BaseModel]
+    summary: str
+
+    @property
+    def is_change(self) -> bool:
+        """True if the operation may change a record."""
+        return self.method != "GET"
+
+    @property
+    def path_arguments(self) -> list[str]:
+        """The names of the arguments that are in the path."""
+        return _PLACEHOLDER.findall(self.path)
+
+    @property
+    def has_body(self) -> bool:
+        """True if the other arguments are the body's fields; else they are in the query."""
+        return self.method in ("POST", "PUT", "PATCH")
+
+    @property
+    def documented_path(self) -> str:
+        """The whole path, with its placeholders as OpenAPI writes them."""
+        return PREFIX + _PLACEHOLDER.sub(r"{\1}", self.path)
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("models.list", "GET", "/models", PageArguments, "List the models"),
+        Operation(
+            "models.show",
+            "GET",
+            "/models/{name:path}",
+            NameArguments,
+            "Show what a model's, alias's or adapter's name means",
+        ),
+        Operation(
+            "models.put",
+            "PUT",
+            "/models/{name:path}",
+            ModelArguments,
+            "Register a model, or a new version of one",
+        ),
+        Operation(
+            "models.remove",
+            "DELETE",
+            "/models/{name:path}",
+            NameArguments,
+            "Forget a model with its aliases and adapters, an alias, or an adapter",
+        ),
+        Operation("aliases.list", "GET", "/aliases", PageArguments, "List the aliases"),
+        Operation(
+            "aliases.put",
+            "PUT",
+            "/aliases/{name:path}",
+            AliasArguments,
+            "Make a name mean a model or one of its versions",
+        ),
+        Operation(
+            "adapters.put",
+            "PUT",
+            "/adapters/{name:path}",
+            AdapterArguments,
+            "Register an adapter, or replace it",
+        ),
+        Operation("tenants.list", "GET", "/tenants", PageArguments, "List the tenants"),
+        Operation("tenants.show", "GET", "/tenants/{name}", TenantNameArguments, "Show a tenant"),
+        Operation("tenants.add", "POST", "/tenants", TenantArguments, "Add a tenant"),
+        Operation(
+            "tenants.change",
+            "PATCH",
+            "/tenants/{name}",
+            TenantArguments,
+            "Change the limits of a tenant that are given",
+        ),
+        Operation(
+            "tenants.remove",
+            "DELETE",
+            "/tenants/{name}",
+            TenantNameArguments,
+            "Remove a tenant with its keys",
+        ),
+    )
+}

@@ -1,0 +1,157 @@
+"""What each operation does with the registry and the tenants; all answers are JSON objects."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+from admin.operation_table import (
+    AdapterArguments,
+    AliasArguments,
+    ModelArguments,
+    NameArguments,
+    PageArguments,
+    TenantArguments,
+    TenantNameArguments,
+)
+from registry.models import Model
+from registry.store import NameTaken, Registry
+from registry.tenant_records import Tenant
+from registry.tenants import TenantNotFound, Tenants
+from streams.errors import ModelNotFound
+
+JsonBody = dict[str, Any]
+Handler = Callable[[Any], Awaitable[JsonBody]]
+# Of the records in one answer; more are on the next page. NATS carries a message of 1 MB
+_PAGE_BYTES = 400_000
+
+
+class Operations:
+    """The operations of one admin service; each takes the arguments that the table names.
+
+    A change is answered once it is stored. They raise the errors of `Registry` and `Tenants`.
+    """
+
+    def __init__(self, registry: Registry, tenants: Tenants) -> None:
+        self._registry, self._tenants = registry, tenants
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The coroutine function of each operation in the table, by its name."""
+        return {
+            "models.list": self._list_models,
+            "models.show": self._show_model,
+            "models.put": self._put_model,
+            "models.remove": self._remove_model,
+            "aliases.list": self._list_aliases,
+            "aliases.put": self._put_alias,
+            "adapters.put": self._put_adapter,
+            "tenants.list": self._list_tenants,
+            "tenants.show": self._show_tenant,
+            "tenants.add": self._add_tenant,
+            "tenants.change": self._change_tenant,
+            "tenants.remove": self._remove_tenant,
+        }
+
+    async def _list_models(self, page: PageArguments) -> JsonBody:
+        models = self._registry.models
+        return _make_page(models, lambda name: self._describe_model(models[name]), page)
+
+    async def _show_model(self, arguments: NameArguments) -> JsonBody:
+        """Answer with the model, and with the version and the adapter that the name means."""
+        model, version, adapter = self._registry.resolve_target(arguments.name)
+        return {
+            "model": self._describe_model(model),
+            "version": version.id,
+            "adapter": adapter and _dump(adapter),
+        }
+
+    async def _put_model(self, arguments: ModelArguments) -> JsonBody:
+        model, alias = arguments.model, arguments.alias
+        if alias in {*self._registry.models, model.name}:  # before anything is registered
+            raise NameTaken(alias)
+        await self._registry.add_model(model)
+        if alias:
+            await self._registry.set_alias(alias, model.name)
+        return self._describe_model(self._registry.models.get(model.name, model))
+
+    async def _remove_model(self, arguments: NameArguments) -> JsonBody:
+        registry, name = self._registry, arguments.name
+        if name not in {*registry.models, *registry.aliases, *registry.adapters}:
+            raise ModelNotFound(name)
+        await registry.remove(name)
+        return {"name": name, "removed": True}
+
+    async def _list_aliases(self, page: PageArguments) -> JsonBody:
+        aliases = self._registry.aliases
+        return _make_page(aliases, lambda name: _dump(aliases[name]), page)
+
+    async def _put_alias(self, arguments: AliasArguments) -> JsonBody:
+        await self._registry.set_alias(arguments.name, arguments.model, arguments.version)
+        return _dump(arguments)
+
+    async def _put_adapter(self, arguments: AdapterArguments) -> JsonBody:
+        await self._registry.add_adapter(arguments.adapter)
+        return _dump(arguments.adapter)
+
+    async def _list_tenants(self, page: PageArguments) -> JsonBody:
+        tenants = self._tenants.by_name
+        return _make_page(tenants, lambda name: self._describe_tenant(tenants[name]), page)
+
+    async def _show_tenant(self, arguments: TenantNameArguments) -> JsonBody:
+        return self._describe_tenant(self._get_tenant(arguments.name))
+
+    async def _add_tenant(self, arguments: TenantArguments) -> JsonBody:
+        tenant = Tenant(**arguments.model_dump(), source="api")
+        await self._tenants.add(tenant)
+        return self._describe_tenant(tenant)
+
+    async def _change_tenant(self, arguments: TenantArguments) -> JsonBody:
+        fields = arguments.model_dump(exclude_unset=True, exclude={"name"})
+        await self._tenants.change(arguments.name, fields)
+        return self._describe_tenant(self._get_tenant(arguments.name))
+
+    async def _remove_tenant(self, arguments: TenantNameArguments) -> JsonBody:
+        await self._tenants.remove(arguments.name)
+        return {"name": arguments.name, "removed": True}
+
+    def _get_tenant(self, name: str) -> Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            raise TenantNotFound(name)
+        return tenant
+
+    def _describe_model(self, model: Model) -> JsonBody:
+        """Return a model's record with its aliases and adapters."""
+        aliases = [a.name for a in self._registry.aliases.values() if a.model == model.name]
+        adapters = [_dump(a) for a in self._registry.adapters.values() if a.model == model.name]
+        return {**_dump(model), "aliases": aliases, "adapters": adapters}
+
+    def _describe_tenant(self, tenant: Tenant) -> JsonBody:
+        """Return a tenant's record with the number of its API keys."""
+        keys = sum(key.tenant == tenant.name for key in self._tenants.keys)
+        return {**_dump(tenant), "keys": keys}
+
+
+def _dump(record: BaseModel) -> JsonBody:
+    return record.model_dump(mode="json")
+
+
+def _make_page(
+    names: Iterable[str], describe: Callable[[str], JsonBody], page: PageArguments
+) -> JsonBody:
+    """Return records in order of name, as many as the page and the size of an answer allow.
+
+    There is always one if any is left.
+    """
+    left = sorted(name for name in names if name > page.after)
+    data: list[JsonBody] = []
+    size = 0
+    for name in left[: page.limit]:
+        record = describe(name)
+        size += len(orjson.dumps(record))
+        if data and size > _PAGE_BYTES:
+            break
+        data.append(record)
+    return {"object": "list", "data": data, "has_more": len(data) < len(left)}

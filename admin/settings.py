@@ -1,0 +1,47 @@
+"""Settings of `millstream admin`."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
+from streams.topology import DAY_SECONDS, MIB, LedgerLimits
+
+
+class AdminSettings(ServiceSettings):
+    """Settings of the admin service: its address and key, what it declares, and the tenants."""
+
+    admin_host: str = Field("127.0.0.1", description="address of the admin API")
+    admin_port: Port = Field(0, description="port of the admin API; 0: any free one, logged")
+    admin_key: SecretStr | None = Field(
+        None,
+        description="key that opens the admin API; without one it is open over NATS alone",
+        json_schema_extra=NO_FLAG,
+    )
+    admin_key_file: Path | None = Field(
+        None, description="file with the key of the admin API, in place of MILLSTREAM_ADMIN_KEY"
+    )
+    replicas: int = Field(
+        1, ge=1, le=5, description="copies of each stream: 1 embedded, 3 in a cluster"
+    )
+    lease_seconds: float = Field(
+        2, gt=0, description="a leader that is silent for so many seconds is replaced by a standby"
+    )
+    api_key: SecretStr | None = Field(None, description="API key of the tenant `default`")
+    tenants: dict[Slug, TenantSettings] = Field(
+        {}, description="tenants that may send requests, with their keys and quotas"
+    )
+    replace_tenants: bool = Field(
+        False, description="remove the tenants of an earlier configuration even without a new one"
+    )
+    ledger_bytes: int = Field(256 * MIB, ge=MIB, description="size of the ledger")
+    ledger_days: int = Field(
+        30,
+        ge=0,
+        description="age at which ledger records are removed; 0: never, `ledger export` does it",
+    )
+
+    @property
+    def ledger_limits(self) -> LedgerLimits:
+        """How much the ledger may hold."""
+        return LedgerLimits(self.ledger_bytes, self.ledger_days * DAY_SECONDS)

@@ -1,0 +1,42 @@
+"""`GET /v1/usage`: a tenant asks what it has used, by day, model or key."""
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.context import GatewayContext
+from gateway.entrypoints.endpoint import request_key
+from streams.errors import BadRequest
+from streams.records.usage_rollups import add_up, list_days, recent_days
+
+_GROUPS = ("day", "model", "key")
+PARAMETERS = {
+    "by": "`day` (the default), `model` or `key`",
+    "start": "first day of UTC, such as 2026-11-01; 30 days ago unless given",
+    "end": "last day of UTC; today unless given",
+}
+
+
+async def show_usage(context: GatewayContext, request: Request) -> Response:
+    """Answer with what the key's tenant has used; all requests that have ended are in it.
+
+    Raises `Unauthenticated`, `BadRequest` for a wrong parameter, and `BrokerUnavailable`.
+    """
+    tenant = context.authenticate(request_key(request), request.scope)
+    query = request.query_params
+    if unknown := set(query) - PARAMETERS.keys():
+        name = min(unknown)
+        raise BadRequest(f"{name!r} is none of: {', '.join(PARAMETERS)}", name)
+    by = query.get("by", "day")
+    if by not in _GROUPS:
+        raise BadRequest(f"by is {by!r}, not one of: {', '.join(_GROUPS)}", "by")
+    start, end = recent_days(context.broker.clock.now())
+    start, end = query.get("start", start), query.get("end", end)
+    try:
+        days = list_days(start, end)
+    except ValueError as error:
+        raise BadRequest(str(error), "start") from None
+    await context.rollups.roll_up()
+    rows = add_up(await context.rollups.read(tenant.name, days), by)
+    body = {"object": "list", "start": start, "end": end, "data": rows}
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,65 @@
+"""Settings of `millstream prices set` and `millstream prices list`."""
+
+from decimal import Decimal
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings
+from streams.usage_accounts import PICO_PER_MILLION
+
+_MAX_PRICE = 10**6  # of a million tokens: what a request costs, in 10⁻¹², stays below 2⁶³
+
+
+def _check_exact(price: Decimal) -> Decimal:
+    """Return `price`; raises ValueError if one token would cost a fraction of 10⁻¹²."""
+    if price * PICO_PER_MILLION % 1:
+        raise ValueError(f"{price} has more than 6 decimals, which sums could not keep exact")
+    return price
+
+
+MillionPrice = Annotated[Decimal, Field(ge=0, le=_MAX_PRICE), AfterValidator(_check_exact)]
+
+
+class PriceSettings(ClientSettings):
+    """Settings of `millstream prices set`; prices are of a million tokens."""
+
+    model: str = Field(description="name of the model", json_schema_extra=POSITIONAL)
+    prompt: MillionPrice = Field(
+        description="price of a million prompt tokens", json_schema_extra=FLAG_ONLY
+    )
+    completion: MillionPrice = Field(
+        description="price of a million generated tokens", json_schema_extra=FLAG_ONLY
+    )
+    cached: MillionPrice | None = Field(
+        None,
+        description="price of a million prompt tokens that a prefix cache had; as --prompt unless "
+        "given",
+        json_schema_extra=FLAG_ONLY,
+    )
+    currency: str | None = Field(
+        None,
+        pattern="^[A-Z]{3}$",
+        description="code of ISO 4217, such as USD; that of the newest price unless given",
+        json_schema_extra=FLAG_ONLY,
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+
+class PriceListSettings(ClientSettings):
+    """Settings of `millstream prices list`."""
+
+    all: bool = Field(
+        False,
+        description="also the prices that hold no longer",
+        json_schema_extra=FLAG_ONLY,
+    )
+    limit: int = Field(
+        100, ge=1, le=10_000, description="most entries to show", json_schema_extra=FLAG_ONLY
+    )
+    after: int = Field(
+        0, ge=0, description="only versions above this one", json_schema_extra=FLAG_ONLY
+    )
+    as_json: bool = Field(
+        False, alias="json", description="print a JSON object a line instead of a table"
+    )
