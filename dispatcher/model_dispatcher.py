@@ -223,7 +223,8 @@ class ModelDispatcher:
 
     async def _on_advisory(self, msg: Msg) -> None:
         """End work that has used up its deliveries, if it is of this model."""
-        message = await self._broker.get(topology.WORK, json.loads(msg.data)["stream_seq"])
+        seq = dead_letters.parse_advisory(msg.subject, msg.headers or {}, msg.data)
+        message = await self._broker.get(topology.WORK, seq) if seq else None
         if message is None or not subjects.is_work(message.subject):
             return
         if subjects.parse_work(message.subject).model == self.model:

@@ -4,9 +4,40 @@ import asyncio
 import json
 import sys
 import uuid
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgpack
 import nats
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+
+
+async def read_stored(nc: Client, subject: str, after: int) -> AsyncIterator[tuple[int, bytes]]:
+    """A request's stored records, behind the sequence `after`; some gateway reads them."""
+    question = subject.replace("infer.reply.", "infer.records.", 1)
+    while True:
+        answer = await nc.request(question, json.dumps({"after": after}).encode(), timeout=5)
+        page = msgpack.unpackb(answer.data)
+        if "error" in page:
+            raise RuntimeError(page["error"])
+        for after, record in page["records"]:
+            yield after, record
+        if not page["remaining"]:
+            return
+
+
+async def read_replies(nc: Client, replies: Subscription) -> AsyncIterator[dict[str, Any]]:
+    """Every record of one request, once: what was missed is read where it is stored."""
+    last = 0
+    async for message in replies.messages:
+        if int(message.headers["Nats-Last-Sequence"]) > last:
+            async for seq, record in read_stored(nc, message.subject, last):
+                last = seq
+                yield msgpack.unpackb(record)
+        if int(message.headers["Nats-Sequence"]) > last:
+            last = int(message.headers["Nats-Sequence"])
+            yield msgpack.unpackb(message.data)
 
 
 async def main(url: str = "nats://127.0.0.1:4222", model: str = "gemma-3-270m") -> None:
@@ -19,8 +50,7 @@ async def main(url: str = "nats://127.0.0.1:4222", model: str = "gemma-3-270m") 
     subject = f"infer.submit.default.{model}.interactive"
     await nc.jetstream().publish(subject, json.dumps(body).encode(), headers=headers)
     printed = 0  # characters; after a disaster the answer may be sent again from its start
-    async for message in replies.messages:
-        record = msgpack.unpackb(message.data)
+    async for record in read_replies(nc, replies):
         if record["type"] == "chunk":
             print(record["text"][max(0, printed - record["characters"]) :], end="", flush=True)
             printed = max(printed, record["characters"] + len(record["text"]))
@@ -30,4 +60,5 @@ async def main(url: str = "nats://127.0.0.1:4222", model: str = "gemma-3-270m") 
     await nc.close()
 
 
-asyncio.run(main(*sys.argv[1:]))
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -25,6 +25,7 @@ from gateway.entrypoints.nats_ingress import NatsIngress
 from gateway.entrypoints.routes import build_app
 from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
+from gateway.replies.stored_records import StoredRecords
 from gateway.server.tls_certificate import ServerCertificate, TlsFiles
 from gateway.server.uvicorn_server import GatewayServer, build_config, listen
 from gateway.settings import GatewaySettings
@@ -143,6 +144,7 @@ async def _build_context(
 ) -> GatewayContext:
     relay = Relay(broker, f"gw-{settings.id}", settings.shards, settings.grace_seconds)
     await relay.open()
+    await StoredRecords(broker, settings.shards).open()
     tokenizers = TokenizerCache()
     stack.callback(tokenizers.close)
     grammars = GrammarChecker()

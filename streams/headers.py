@@ -21,6 +21,7 @@ CONTENT_TYPE = "Content-Type"
 TOLD_WAIT = "Told-Wait"
 GOAL = "Goal"
 CLAIM = "Claim"  # on `started` records: a random id that tells one claim from another
+RESTART = "Restart"  # on a `started` record whose attempt begins anew: what is before it is void
 MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for a message's headers
 
 

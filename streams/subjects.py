@@ -297,6 +297,15 @@ def find(tenant: str, request_id: str) -> str:
     return f"{PREFIX}.find.{token(tenant)}.{token(request_id)}"
 
 
+def parse_records(subject: str) -> LogAddress:
+    """Return the token log that a producer asks for, of a subject that `ALL_RECORDS` matches.
+
+    Raises `InvalidToken` for a name that cannot be part of a log's subject.
+    """
+    tenant, route, request_id = map(token, subject.split(".")[-3:])
+    return LogAddress(tenant, route, request_id)
+
+
 def parse_request_id(subject: str) -> tuple[str, str]:
     """Return tenant and request id, the last two parts of a `cancel`, `reader` or `find` subject.
 
@@ -593,6 +602,7 @@ GONE = f"{PREFIX}.gone"  # the signal that a worker has died; the payload is its
 SIGNALS = (ALL_CANCELS, ALL_DRAINS, GONE)
 ALL_FINDS = f"{PREFIX}.find.>"
 WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes the log answers
+ALL_RECORDS = f"{PREFIX}.records.*.*.*"  # asks a gateway for stored records of a log
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"

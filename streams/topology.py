@@ -22,6 +22,9 @@ CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
 SIGNALS = "SIGNALS"
 IDEMPOTENCY_BUCKET = "idempotency"
+# Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
+# it, too: those of this one name models and workers, and no tenants.
+CLOCK = WORK
 MAX_DEADLINE_SECONDS = 600
 # A token log outlives its request: the longest deadline, and then time to resume reading.
 LOG_SECONDS = MAX_DEADLINE_SECONDS + 300

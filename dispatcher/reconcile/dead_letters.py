@@ -4,6 +4,9 @@ The broker announces a message that has used up its deliveries, once and without
 `InFlightReconciler` finds what that missed, and what has outlived its deadline.
 """
 
+from collections.abc import Mapping
+
+import orjson
 import structlog
 
 from dispatcher.dispatching.terminals import write_terminal
@@ -18,13 +21,31 @@ from streams.subjects import LogAddress
 
 log = structlog.get_logger()
 
-MAX_DELIVERIES_ADVISORIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{topology.WORK}.*"
+_ADVISORY = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{topology.WORK}."
+MAX_DELIVERIES_ADVISORIES = f"{_ADVISORY}*"
 GRACE_SECONDS = 3.0  # workers enforce deadlines themselves; this is for silent ones
 DEADLINE_EXCEEDED = "deadline_exceeded"
 _MESSAGES = {
     EXHAUSTED: f"no worker finished it in {topology.MAX_DELIVERIES} deliveries",
     DEADLINE_EXCEEDED: "the deadline has passed",
 }
+
+
+def parse_advisory(subject: str, headers: Mapping[str, str], payload: bytes) -> int | None:
+    """Return the sequence in WORK of what has used up its deliveries; None if this is no advisory.
+
+    Whoever may read a stored message can have it sent to where advisories are heard. A message that
+    was read has headers, and one that a consumer delivers has the subject that it was stored under;
+    the broker's own advisories have neither.
+    """
+    if headers or not subject.startswith(_ADVISORY):
+        return None
+    try:
+        found = orjson.loads(payload)
+    except ValueError:
+        return None
+    seq = found.get("stream_seq") if isinstance(found, dict) else None
+    return seq if isinstance(seq, int) else None
 
 
 def is_overdue(deadline: int, now: float) -> bool:

@@ -12,6 +12,7 @@ from streams import topology
 from streams.broker.broker_client import Broker
 from streams.broker.retry import retry_forever
 from streams.errors import BrokerUnavailable
+from streams.records.token_log import read_log_begin
 from streams.records.token_log_cache import MAX_PAGE_RECORDS
 
 MAX_CONCURRENT_READS = 16  # of each stream: one that cannot be read does not hold up the others
@@ -131,7 +132,9 @@ class Catchup:
             "batch": MAX_PAGE_RECORDS,
             "max_bytes": max_bytes,
         }
-        page = await self._broker.read_page(source.stream, query)
-        return [
-            StoredRecord(message.seq, message.data) for message in page.messages
-        ], page.remaining
+        if cursor.last_seq:
+            page = await self._broker.read_page(source.stream, query)
+        else:
+            page = await read_log_begin(self._broker, source.stream, query)
+        found = [StoredRecord(message.seq, message.data) for message in page.messages]
+        return found, page.remaining

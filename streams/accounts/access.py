@@ -30,6 +30,8 @@ BUCKETS = (REGISTRY, TENANTS, PRICES, LEASES, IDEMPOTENCY)
 CONTROL_STREAMS = frozenset(
     {topology.LEDGER, topology.CHECKPOINTS, REGISTRY, TENANTS, PRICES, LEASES}
 )
+# Of a call of the JetStream API: two words, or three, and then the name of a stream
+_CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
 _SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\d+\.")
 
 
@@ -61,13 +63,23 @@ def store_of(stream: str) -> BrokerAccount:
     return BrokerAccount.CONTROL if stream in CONTROL_STREAMS else BrokerAccount.WORK
 
 
-def api_prefix(user_class: UserClass, stream: str) -> str:
+def api_prefix(user_class: UserClass | None, stream: str) -> str:
     """Return what the JetStream API's subjects for a stream begin with, for users of a class.
 
     The admin service may ask anything of both stores, so they have names of their own there; all
     others ask as if there were one store.
     """
     return f"{store_of(stream)}.API" if user_class is UserClass.ADMIN else "$JS.API"
+
+
+def api_subject(user_class: UserClass | None, call: str) -> str:
+    """Return the subject of a call of the JetStream API, such as `STREAM.INFO.WORK`.
+
+    A call that names no stream, such as `STREAM.NAMES`, is asked of the store of requests.
+    `user_class` is None for a connection without accounts.
+    """
+    found = _CALLED.match(call)
+    return f"{api_prefix(user_class, found['stream'] if found else topology.REQUESTS)}.{call}"
 
 
 @cache
@@ -139,11 +151,11 @@ class _Rights:
         return [topology.token_stream_name(shard) for shard in range(self.shards)]
 
     def everyone(self) -> list[Right]:
-        """What each process does: the broker's time, and asking for streams that it misses."""
+        """What each process does: ask for the broker's time, and for streams that it misses."""
         api = Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream")
         return [
             api,
-            *self.sees(topology.REQUESTS),
+            *self.sees(topology.CLOCK),
             *self.publishes(BrokerAccount.ADMIN, "ask for missing streams", subjects.DECLARE),
             *self.hears(
                 BrokerAccount.ADMIN, "which streams there are", f"{subjects.PREFIX}.streams"
@@ -168,6 +180,7 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
         *make.hears(make.own, "load", subjects.ALL_PRESSURE),
+        *make.hears(make.own, "producers' missed replies", subjects.ALL_RECORDS),
         *make.hears(make.own, "whose request it is", subjects.ALL_READERS, subjects.ALL_FINDS),
         *make.publishes(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
         *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
@@ -191,7 +204,8 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.writes(LEASES, "lead"),
         *make.reads(topology.REQUESTS, topology.WORK, topology.ATTEMPTS, *make.logs()),
         *make.reads(topology.LEDGER, topology.CHECKPOINTS, LEASES),
-        *make.sees(topology.WORK, topology.USAGE, topology.DEAD, topology.ATTEMPTS, *make.logs()),
+        *make.sees(topology.REQUESTS, topology.WORK, topology.USAGE, topology.DEAD),
+        *make.sees(topology.ATTEMPTS, *make.logs()),
         *make.sees(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.asks(topology.REQUESTS, "read", "STREAM.MSG.GET.{}", "CONSUMER.NAMES.{}"),
         *make.asks(topology.WORK, "read", "STREAM.MSG.GET.{}"),
@@ -221,7 +235,6 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
         *make.reads(topology.ATTEMPTS, *make.logs()),
-        *make.sees(topology.WORK),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),
         *make.hears(
@@ -279,11 +292,10 @@ def _admin(make: _Rights) -> list[Right]:
 
 
 def _tenant(make: _Rights) -> list[Right]:
-    by_subject = f"{JETSTREAM_API}DIRECT.GET.*.infer.token.*.{{tenant}}.*.*"
     return [
         *make.publishes(BrokerAccount.WORK, "submit", "infer.submit.{tenant}.*.*"),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
-        *make.publishes(BrokerAccount.WORK, "the last stored record of a request", by_subject),
+        *make.publishes(BrokerAccount.SERVICES, "missed replies", "infer.records.{tenant}.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.>"),
     ]
 

@@ -28,6 +28,12 @@ CLASS_TAG = "class:"
 _MAX_TOKEN_BYTES = 3584  # with what else a client says, less than the servers' `max_control_line`
 
 
+def class_of(tags: Iterable[str]) -> UserClass | None:
+    """Return the class that a user's tags name; None if they name none that is known."""
+    named = {tag.removeprefix(CLASS_TAG) for tag in tags if tag.startswith(CLASS_TAG)}
+    return next((each for each in UserClass if each in named), None)
+
+
 class TooManyPins(BrokerMisconfigured):
     """A user is pinned to so many models that its token would be too long to connect with."""
 

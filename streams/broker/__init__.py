@@ -7,6 +7,7 @@ reconnecting_subscription, reconnecting_client  survive frozen and closed server
                                 again
 authentication, refusals        files of credentials and certificates, and why they are refused
 inbox, responses                match the broker's responses to the calls that wait for them
+store_api                       JetStream's management API, asked in the store that has a stream
 broker_client                   `connect()` and `Broker`: publish, store, read; every service starts
                                 here
 cluster_clock, clock_sync       the shared time, and the samples that keep it right

@@ -14,7 +14,9 @@ from pathlib import Path
 import nats.errors
 
 from streams.accounts import claims_token
+from streams.accounts.access import UserClass
 from streams.accounts.credentials_file import InvalidCredentials, read_credentials
+from streams.accounts.minting import class_of
 from streams.accounts.nkeys import InvalidKey, KeyKind, KeyPair
 from streams.connection_files import ConnectionFiles
 from streams.errors import BrokerMisconfigured
@@ -39,7 +41,8 @@ class Identity:
 
     `expires_soon_at` is when 80 % of the token's life are over and `expires_at` when all is, in
     epoch seconds; None for what does not expire. `allowed_subscriptions` are the token's patterns;
-    there are none if it says nothing of them.
+    there are none if it says nothing of them. `user_class` is what the user is, if a cell's keys
+    have made it.
     """
 
     key: KeyPair = field(repr=False)
@@ -48,6 +51,7 @@ class Identity:
     expires_soon_at: float | None = None
     expires_at: float | None = None
     allowed_subscriptions: tuple[str, ...] = ()
+    user_class: UserClass | None = None
 
     @property
     def expires_soon(self) -> bool:
@@ -127,11 +131,20 @@ def sign(identity: Identity, nonce: str) -> bytes:
 
 def _read_user(path: Path) -> Identity:
     user = read_credentials(path, time.time())
-    allowed = claims_token.decode(user.token)["nats"].get("sub", {}).get("allow") or ()
+    claims = claims_token.decode(user.token)["nats"]
+    allowed = claims.get("sub", {}).get("allow") or ()
     soon = None
     if user.expires_at is not None:
         soon = user.issued_at + RENEWED_AFTER * (user.expires_at - user.issued_at)
-    return Identity(user.key, user.token, user.name, soon, user.expires_at, tuple(allowed))
+    return Identity(
+        user.key,
+        user.token,
+        user.name,
+        soon,
+        user.expires_at,
+        tuple(allowed),
+        class_of(claims.get("tags") or ()),
+    )
 
 
 def _read_nkey(path: Path) -> Identity:

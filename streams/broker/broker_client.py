@@ -19,6 +19,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from streams import subjects, topology
+from streams.accounts.access import UserClass, api_subject
 from streams.broker import clock_sync
 from streams.broker.cluster_clock import ClockSample, ClusterClock
 from streams.broker.countdown import Countdown, running_timeout
@@ -36,6 +37,7 @@ from streams.broker.responses import (
     StoreRefused,
     StreamMissing,
 )
+from streams.broker.store_api import StoreApi
 from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected
 
@@ -63,7 +65,6 @@ _PAGE_LIMITS: Mapping[str, int | str] = {"max_bytes": 1_000_000}
 NO_STREAM = 10059  # JetStream's error code
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
-_CLOCK_SUBJECT = f"$JS.API.STREAM.INFO.{topology.REQUESTS}"
 
 
 class Broker(ReconnectingClient):
@@ -83,7 +84,22 @@ class Broker(ReconnectingClient):
 
         Get it again for each use, since a reconnect may replace the connection.
         """
-        return self._client.jetstream(timeout=STORE_SECONDS)
+        return self._jetstream(STORE_SECONDS)
+
+    def _jetstream(self, seconds: float) -> JetStreamContext:
+        return StoreApi(self._client, self._user_class, seconds)
+
+    @property
+    def _user_class(self) -> UserClass | None:
+        identity = self._client.identity
+        return identity.user_class if identity else None
+
+    def api_subject(self, call: str) -> str:
+        """Return the subject on which this process asks the JetStream API for a call.
+
+        A call is such as `STREAM.INFO.WORK`.
+        """
+        return api_subject(self._user_class, call)
 
     @property
     def max_payload(self) -> int:
@@ -232,7 +248,8 @@ class Broker(ReconnectingClient):
 
     async def _get_from_leader(self, stream: str, seq: int) -> StoredMessage | None:
         query = orjson.dumps({"seq": seq})
-        answer = await self.request(f"$JS.API.STREAM.MSG.GET.{stream}", query, STORE_SECONDS)
+        subject = self.api_subject(f"STREAM.MSG.GET.{stream}")
+        answer = await self.request(subject, query, STORE_SECONDS)
         if answer is None:
             raise BrokerUnavailable(f"no answer when reading {stream}")
         found = orjson.loads(answer)
@@ -295,7 +312,7 @@ class Broker(ReconnectingClient):
         five times with short timeouts, so that a frozen replica is not waited for. Raises
         `BrokerUnavailable` if there is no answer after 2.5 s.
         """
-        subject, payload = f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(dict(query))
+        subject, payload = self.api_subject(f"DIRECT.GET.{stream}"), orjson.dumps(dict(query))
         for seconds in _READ_SECONDS:
             try:
                 async with running_timeout(seconds):
@@ -325,7 +342,7 @@ class Broker(ReconnectingClient):
         """
         for seconds in _READ_SECONDS:
             try:
-                return await call(self._client.jetstream(timeout=seconds))
+                return await call(self._jetstream(seconds))
             except NotFoundError as error:
                 if error.err_code == NO_STREAM:
                     self.request_declaration()
@@ -339,11 +356,12 @@ class Broker(ReconnectingClient):
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
 
     async def sample_clock(self) -> ClockSample:
-        """Ask the leader of the stream REQUESTS for the time; return it with when it was asked.
+        """Ask the leader of `topology.CLOCK` for the time; return it with when it was asked.
 
         Raises `BrokerUnavailable` if no answer comes or the stream does not exist.
         """
-        return await self._await_response(PendingClockSample(), _CLOCK_SUBJECT, b"")
+        subject = self.api_subject(f"STREAM.INFO.{topology.CLOCK}")
+        return await self._await_response(PendingClockSample(), subject, b"")
 
     async def _await_response(
         self,

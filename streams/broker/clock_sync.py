@@ -1,6 +1,6 @@
 """Keeps a connection's `ClusterClock` right by samples of the broker's clock.
 
-Every service asks the same server, the leader of the stream REQUESTS: the servers' clocks may
+Every service asks the same server, the leader of the stream WORK: the servers' clocks may
 disagree, the services' clocks do not.
 """
 
@@ -43,7 +43,7 @@ async def sync_clock(broker: SampledClock) -> None:
 async def sample_once(broker: SampledClock) -> None:
     """Ask the broker for the time once, correct the clock by the answer, and log if it jumped.
 
-    Raises `BrokerUnavailable` if there is no answer, also while the stream REQUESTS does not exist.
+    Raises `BrokerUnavailable` if there is no answer, also while the stream WORK does not exist.
     """
     change = broker.clock.add_sample(await broker.sample_clock())
     if abs(change) > STEP_SECONDS:

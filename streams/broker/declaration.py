@@ -278,20 +278,22 @@ async def replace_index_consumer(broker: Broker, model: str) -> str:
 async def _remove_index_consumers(broker: Broker, index: str) -> None:
     for name in await _list_consumers(broker, topology.REQUESTS):
         if topology.is_index_of(name, index):
-            subject = f"$JS.API.CONSUMER.DELETE.{topology.REQUESTS}.{name}"
+            subject = broker.api_subject(f"CONSUMER.DELETE.{topology.REQUESTS}.{name}")
             await broker.request(subject, seconds=_DELETED_SECONDS)
 
 
 async def _list_consumers(broker: Broker, stream: str) -> list[str]:
-    return await _list_names(broker, f"$JS.API.CONSUMER.NAMES.{stream}", "consumers", {})
+    call = f"CONSUMER.NAMES.{stream}"
+    return await _list_names(broker, broker.api_subject(call), "consumers", {})
 
 
 async def list_streams(broker: Broker, subject: str) -> list[str]:
     """Return the names of the streams that store a subject, or one that matches this filter.
 
-    Raises `BrokerUnavailable`.
+    With accounts, those of the store of requests. Raises `BrokerUnavailable`.
     """
-    return await _list_names(broker, "$JS.API.STREAM.NAMES", "streams", {"subject": subject})
+    names = broker.api_subject("STREAM.NAMES")
+    return await _list_names(broker, names, "streams", {"subject": subject})
 
 
 async def _list_names(

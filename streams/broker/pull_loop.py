@@ -165,7 +165,7 @@ class PullLoop:
             "expires": int(EXPIRES_SECONDS * _NANOSECONDS),
             "idle_heartbeat": int(HEARTBEAT_SECONDS * _NANOSECONDS),
         }
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        subject = self._broker.api_subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
         await self._broker.publish(
             subject, orjson.dumps(query), reply=f"{inbox}.{self._pull_number}"
         )
@@ -210,7 +210,7 @@ async def pull_one(broker: Broker, stream: str, consumer: str) -> Delivery | Non
 
     Raises `BrokerUnavailable` if no answer comes within one second: the consumer may not exist.
     """
-    subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+    subject = broker.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{consumer}")
     query = orjson.dumps({"batch": 1, "no_wait": True})
     try:
         # old_style uses an inbox for this request alone: a delivery keeps the subject that it was

@@ -11,17 +11,17 @@ worker that has finished a log can restore it in the same way (`FinishedLog`).
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused
+from streams.broker.responses import MessagePage
 from streams.broker.retry import retry_for
 from streams.errors import BrokerUnavailable, MillstreamError
-from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID
+from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID, RESTART
 from streams.messages import LedgerRecord
 from streams.records import usage_counters
 from streams.records.token_log_cache import TokenLogCache
@@ -106,10 +106,39 @@ class LogContents:
         return [record for record in self.records if record["type"] in ("chunk", "result")]
 
 
-def decode_contents(stored: list[StoredMessage]) -> LogContents:
+def decode_contents(stored: Sequence[StoredMessage]) -> LogContents:
     """Return the contents of a token log, given all of its stored messages in order."""
-    records = [messages.unpack(message.data) for message in stored]
+    records = [messages.unpack(message.data) for message in skip_void(stored)]
     return LogContents(records, stored[-1].seq if stored else 0)
+
+
+def _begins_anew(stored: Sequence[StoredMessage]) -> bool:
+    """Return whether one of a token log's messages is a claim that makes void all before it."""
+    return any(RESTART in message.headers for message in stored)
+
+
+def skip_void(stored: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
+    """Return messages of a token log from the last claim on that began anew; all if none did."""
+    begin = next((n for n in reversed(range(len(stored))) if RESTART in stored[n].headers), 0)
+    return stored[begin:]
+
+
+async def read_log_begin(
+    broker: Broker, stream: str, query: Mapping[str, int | str]
+) -> MessagePage:
+    """Return the first page of a log that counts: without what a later claim has made void.
+
+    `query` reads the log from its first record on, as for `Broker.read_page`. If the log has lost
+    its beginning and an attempt has begun anew since, the page begins with that attempt's claim.
+    Raises `BrokerUnavailable`.
+    """
+    first = page = await broker.read_page(stream, query)
+    is_truncated = decode_contents(first.messages).is_truncated
+    while is_truncated and page.remaining and not _begins_anew(page.messages):
+        page = await broker.read_page(stream, {**query, "seq": page.messages[-1].seq + 1})
+    if not _begins_anew(page.messages):
+        return first
+    return MessagePage(list(skip_void(page.messages)), page.remaining)
 
 
 class _LogLost(Exception):
@@ -139,7 +168,7 @@ class TokenLog:
         """
         stored = await self._broker.read_subject(self._stream, self.subject)
         self.cache = TokenLogCache()
-        for message in stored:
+        for message in skip_void(stored):
             self.cache.add(message.seq, message.data)
         found = decode_contents(stored)
         self.last = found.last
@@ -150,7 +179,9 @@ class TokenLog:
 
         From then on the appends of earlier attempts fail with `Fenced`. If the log has its terminal
         already, nothing is claimed, and the result has `terminal`. If the log's beginning is lost
-        (`is_truncated`), everything before the claim is deleted. The first attempt needs no read:
+        (`is_truncated`), everything before the claim is void from then on: the claim says so, and
+        the broker drops it in time. No record is deleted, since the right to purge a stream is the
+        right to purge all of it: no worker has it. The first attempt needs no read:
         it expects an empty log. Lost races and missing answers are retried; raises
         `BrokerUnavailable` when the broker has not answered for `RETRY_TIMEOUT_SECONDS`.
         """
@@ -160,13 +191,14 @@ class TokenLog:
             started = messages.started_record(
                 model, version, before.attempts + 1, worker, before.first_output_at
             )
+            headers = claim | ({RESTART: "1"} if before.is_truncated else {})
             try:
-                await self.append(started, claim)
+                await self.append(started, headers)
             except Fenced:
                 before = await retry_for(RETRY_TIMEOUT_SECONDS, self.read)
             else:
                 if before.is_truncated:
-                    await self._drop_before_claim()
+                    self.cache.drop_before_claim()
                 return before
         return before
 
@@ -179,11 +211,6 @@ class TokenLog:
         query: dict[str, int | str] = {"next_by_subj": self.subject, "seq": self.last + 1}
         if await self._broker.read(self._stream, query):
             raise Fenced(f"the log {self.subject} has moved on")
-
-    async def _drop_before_claim(self) -> None:
-        self.cache.drop_before_claim()
-        purge = partial(self._broker.purge, self._stream, self.subject, self.last)
-        await retry_for(RETRY_TIMEOUT_SECONDS, purge)
 
     async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NO_CLAIM) -> None:
         """Append one record after this writer's last one; returns once the broker has stored it.

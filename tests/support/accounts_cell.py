@@ -188,7 +188,9 @@ class AccountsCell:
 
     def _configs(self) -> list[StreamConfig]:
         declared = topology.stream_configs(Scale(), 100)
-        buckets = [_bucket(each.removeprefix("KV_")) for each in access.BUCKETS]
+        known = {config.name for config in declared}
+        missing = [each for each in access.BUCKETS if each not in known]
+        buckets = [_bucket(each.removeprefix("KV_")) for each in missing]
         for config in (*declared, *buckets):
             config.storage, config.max_bytes = StorageType.MEMORY, 1_000_000
         return [*declared, *buckets]

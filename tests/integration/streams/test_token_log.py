@@ -11,6 +11,7 @@ from streams import messages, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused, connect
 from streams.errors import BrokerUnavailable
+from streams.headers import RESTART
 from streams.records.token_log import Fenced, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
 from tests.support.eventually import eventually
@@ -57,20 +58,73 @@ async def test_a_worker_that_claims_again_makes_a_new_attempt(broker: Broker) ->
 
 
 async def test_who_claims_a_log_without_its_beginning_begins_anew(broker: Broker) -> None:
-    """The broker drops the oldest records when its memory is full."""
-    first, second = log(broker), log(broker)
-    await first.claim("m", "1", "w1")
-    for index in range(9):
-        await first.append(chunk(index))
-    config = (await broker.js.stream_info(topology.token_stream_name(0))).config
-    await broker.js.update_stream(config, max_bytes=600)
+    """The broker drops the oldest records when its memory is full; no worker may delete the rest.
+
+    What is left of it is void for whoever reads the log, and for every later attempt.
+    """
+    second = log(broker)
+    await truncate(broker)
     before = await second.claim("m", "1", "w2")
     assert before.is_truncated
     assert before.generated_tokens == 9
     await second.append(chunk(0))
     assert [messages.unpack(r)["type"] for r in second.cache.records] == ["started", "chunk"]
+    assert len(await broker.read_subject(topology.token_stream_name(0), second.subject)) > 2
     found = await log(broker).read()
     assert (found.tokens, found.is_truncated) == ([0], False)
+    third = log(broker)
+    assert (await third.claim("m", "1", "w3")).tokens == [0]
+    await third.append(chunk(1))
+    found = await log(broker).read()
+    assert (found.tokens, found.attempts) == ([0, 1], 2)
+
+
+async def truncate(broker: Broker) -> None:
+    """Write a log of which the broker drops the beginning."""
+    writer = log(broker)
+    await writer.claim("m", "1", "w1")
+    for index in range(9):
+        await writer.append(chunk(index))
+    config = (await broker.js.stream_info(topology.token_stream_name(0))).config
+    await broker.js.update_stream(config, max_bytes=700)
+
+
+async def test_a_claim_that_begins_anew_is_made_once_though_its_confirmation_got_lost(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim and the end of what was before it are one record: there is nothing between."""
+    await truncate(broker)
+    store, lost = broker.store_retrying, list[str]()
+
+    async def lose_first(
+        subject: str, payload: bytes, headers: dict[str, str], seconds: float
+    ) -> PubAck:
+        stored = await store(subject, payload, headers, seconds)
+        if headers.get(RESTART) and not lost:
+            lost.append(subject)
+            raise BrokerUnavailable("lost")
+        return stored
+
+    monkeypatch.setattr(broker, "store_retrying", lose_first)
+    writer = log(broker)
+    assert (await writer.claim("m", "1", "w2")).is_truncated
+    assert lost
+    await writer.append(chunk(0))
+    found = await log(broker).read()
+    assert ([r["type"] for r in found.records], found.attempts) == (["started", "chunk"], 1)
+
+
+async def test_a_log_that_is_lost_after_it_began_anew_is_restored_from_there(
+    broker: Broker,
+) -> None:
+    """Its writer knows nothing of what was void."""
+    await truncate(broker)
+    writer = log(broker)
+    await writer.claim("m", "1", "w2")
+    await broker.js.purge_stream(topology.token_stream_name(0))
+    await writer.append(chunk(0))
+    found = await log(broker).read()
+    assert ([r["type"] for r in found.records], found.is_truncated) == (["started", "chunk"], False)
 
 
 async def test_an_ended_log_cannot_be_claimed(broker: Broker) -> None:

@@ -14,13 +14,15 @@ import pytest
 from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
+from nats.js import JetStreamContext
 from nats.protocol.parser import Parser
 
 from streams.broker.nats_client import PatchedNatsClient
 from streams.broker.nats_wire import WireParser
+from streams.broker.store_api import StoreApi
 
 ROOT = Path(__file__).parents[3]
-BUILT_ON = ("streams/broker/nats_client.py", "streams/broker/nats_wire.py")
+BUILT_ON = tuple(f"streams/broker/{name}.py" for name in ("nats_client", "nats_wire", "store_api"))
 CLIENT_STATE = {
     "_flush_queue",
     "_flusher_task",
@@ -45,6 +47,7 @@ CLIENT_METHODS = {
     "_request_old_style": "(self, subject, payload, timeout=1)",
     "_remove_sub": "(self, sid, max_msgs=0)",
 }
+API_METHODS = {"_api_request": "(self, req_subject, req=b'', timeout=5)"}
 PARSER_METHODS = {"reset": "(self)", "parse": "(self, data=b'')"}
 ELSEWHERE = {"_error_cb", "_id", "_io_writer"}
 
@@ -85,6 +88,13 @@ def test_a_parser_has_the_methods_that_are_overridden(name: str, parameters: str
     assert signature(getattr(WireParser, name)) == parameters
 
 
+@pytest.mark.parametrize(("name", "parameters"), sorted(API_METHODS.items()))
+def test_the_management_api_has_the_methods_that_are_overridden(name: str, parameters: str) -> None:
+    """All its calls go through one method, with the subject first."""
+    assert signature(getattr(JetStreamContext, name)) == parameters
+    assert signature(getattr(StoreApi, name)) == parameters
+
+
 def test_what_else_is_reached_is_there() -> None:
     """A subscription's number, a transport's writer, and the callback for errors while reading."""
     client = Client()
@@ -106,6 +116,7 @@ def test_no_other_private_member_is_used() -> None:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 own.add(node.name)
     own |= set(vars(PatchedNatsClient())) - set(vars(Client()))
+    own.add("_user_class")  # of a StoreApi
     own |= set(vars(WireParser(PatchedNatsClient(), {}))) - set(vars(Parser(Client())))
     named = CLIENT_STATE | CLIENT_METHODS.keys() | ELSEWHERE
     assert {name for name in used - named - own if not name.startswith("__")} == set()

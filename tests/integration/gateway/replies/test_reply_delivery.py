@@ -16,6 +16,7 @@ from gateway import service
 from gateway.entrypoints.websocket_reply import WebSocketReply
 from gateway.replies import relay
 from gateway.replies.catchup import Catchup
+from gateway.replies.log_cursor import LogCursor
 from gateway.replies.log_subscription import DeliveryState, LogSubscription, StoredRecord
 from gateway.replies.relay import Relay
 from gateway.replies.send_buffer import LIMIT_BYTES
@@ -342,6 +343,34 @@ async def test_no_more_of_a_log_is_read_at_once_than_may_wait_for_a_reader(
     assert [record["text"] for record in reader.records[:-1]] == texts
     assert len(pages) > 5
     assert all(sum(page[1:-1]) < LIMIT_BYTES for page in pages)
+
+
+@pytest.mark.parametrize("after", [-1, 400])
+async def test_what_is_void_in_a_log_is_read_by_nobody(nats_url: str, after: int) -> None:
+    """A log lost its beginning, and an attempt began anew: pages of older records are behind it."""
+    async with connect_nats(nats_url, "test") as broker, asyncio.TaskGroup() as tasks:
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
+        address = LogAddress("acme", "gw-b", "0a")
+        void = [numbered_chunk(index) for index in range(3, 603)]
+        await TokenLog(broker, address, shards=1).append_packed(void)
+        log = TokenLog(broker, address, shards=1)
+        assert (await log.claim("m", "1", "w2")).is_truncated
+        await log.append_packed([numbered_chunk(index) for index in range(603)])
+        await log.append(messages.done_record("stop", messages.openai_usage(1, 603), {}))
+        relayed.unpause(await relayed.resume("acme", "0a", reader, LogCursor(after, after + 1)))
+        await eventually(lambda: len(relayed) == 0)
+        housekeeping.cancel()
+    started, *chunks, done = reader.records
+    assert (started["type"], started["worker"], done["type"]) == ("started", "w2", "done")
+    assert [record["index"] for record in chunks] == list(range(after + 1, 603))
+
+
+def numbered_chunk(index: int) -> bytes:
+    place = {"index": index, "characters": index, "tokens": [index]}
+    return messages.pack(CHUNK | place)
 
 
 async def test_a_log_that_nobody_puts_back_ends_in_an_error(

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
+import nats.errors
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 
 from streams import subjects, topology
+from streams.accounts import access
 from streams.accounts.access import ROLES, UserClass
 from streams.accounts.rights import Pins
 from streams.headers import EXPECTED_LAST, INCREMENT, MESSAGE_ID
@@ -107,6 +110,30 @@ async def test_a_request_walks_through_all_processes(everywhere: AccountsCell) -
 
 def work_name() -> str:
     return topology.work_consumer(POOL, 10).durable_name or ""
+
+
+async def test_the_states_that_a_worker_may_ask_for_name_no_tenants(declared: AccountsCell) -> None:
+    """With a filter, a stream's state has its subjects; the clock's stream is one that all ask."""
+    async with (
+        declared.client(UserClass.GATEWAY, "g1") as gateway,
+        declared.client(UserClass.DISPATCHER, "d1") as dispatcher,
+        declared.client(UserClass.WORKER, "w1", WORKER) as worker,
+    ):
+        stored = {
+            gateway: ("infer.request.acme.mock.batch", "infer.cancel.acme.r1"),
+            dispatcher: (subjects.work(POOL), "infer.token.0.acme.gw.r1", "infer.ledger.acme.mock"),
+            worker: ("infer.attempt.acme.r1",),
+        }
+        for client, filled in stored.items():
+            for subject in filled:
+                assert "seq" in await client.ask(subject, b"x")
+        streams = [c.name for c in topology.stream_configs(topology.Scale(), 1)]
+        asked = {f"$JS.API.STREAM.INFO.{stream}" for stream in (*streams, *access.BUCKETS)}
+        allowed = asked - await worker.refused_to_publish(asked)
+        assert f"$JS.API.STREAM.INFO.{topology.CLOCK}" in allowed
+        told = [await worker.ask(each, b'{"subjects_filter": ">"}') for each in allowed]
+    assert any(subjects.work(POOL) in each["state"].get("subjects", {}) for each in told)
+    assert "acme" not in json.dumps(told)
 
 
 async def test_a_worker_pulls_its_own_placements_and_no_other_models(
@@ -213,7 +240,10 @@ async def test_questions_cross_accounts_and_nobody_is_told_at_once(
 
 
 async def _nobody(client: AccountClient, subject: str) -> bool:
-    return await client.ask(subject) is None
+    """Whether the broker says so; a question asked just as a listener leaves has no answer."""
+    with suppress(nats.errors.TimeoutError):
+        return await client.ask(subject) is None
+    return False
 
 
 async def test_who_knows_a_request_is_found_among_services_without_workers(

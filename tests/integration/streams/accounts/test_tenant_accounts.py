@@ -10,15 +10,19 @@ import pytest
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from streams import topology
+from gateway.replies.stored_records import StoredRecords
+from streams import messages, topology
 from streams.accounts.access import UserClass
 from streams.accounts.cell_directory import CellDirectory, InvalidCellDirectory
 from streams.accounts.credentials_file import UserCredentials, read_credentials
 from streams.broker.account_claims import ClaimsRefused, push_claims
+from streams.broker.broker_client import connect
+from streams.connection_files import ConnectionFiles
 from streams.headers import MESSAGE_ID
 from tests.support.accounts_cell import AccountClient, AccountsCell, admin_api
 from tests.support.eventually import eventually
 
+DONE = messages.done_record("stop", messages.openai_usage(1, 1), {})
 SUBMIT = "infer.submit.acme.mock.batch"
 
 
@@ -45,7 +49,7 @@ async def producer(cell: AccountsCell, node: int = 0) -> AsyncIterator[AccountCl
 async def test_a_producer_submits_and_hears_its_replies_and_no_others(
     declared: AccountsCell,
 ) -> None:
-    """As docs/producers.md says: stored when acknowledged, replies, the last stored record."""
+    """As docs/producers.md says: stored when acknowledged, replies, stored records of its own."""
     heard: list[str] = []
 
     async def note(message: Msg) -> None:
@@ -68,13 +72,17 @@ async def test_a_producer_submits_and_hears_its_replies_and_no_others(
         await submitted.ack_sync()
 
         for tenant in ("evil", "acme"):
-            await worker.ask(f"infer.token.0.{tenant}.route.r1", b"done")
+            await worker.ask(f"infer.token.0.{tenant}.route.r1", messages.pack(DONE))
         await eventually(lambda: heard == ["infer.reply.acme.route.r1"])
-        get = "$JS.API.DIRECT.GET.TOKENS_0.infer.token.0.{}.route.r1"
-        record = await client.request(get.format("acme"), timeout=5)
-        assert record.data == b"done"
+        file = declared.directory.add_user("g2", UserClass.GATEWAY)
+        async with connect(declared.nodes[0].url, "g2", ConnectionFiles(creds=file)) as broker:
+            await StoredRecords(broker, shards=1).open()
+            answer = await client.request("infer.records.acme.route.r1", timeout=60)
+        ((_, record),) = messages.unpack(answer.data)["records"]
+        assert messages.unpack(record) == DONE
         others = {
-            get.format("evil"),
+            "infer.records.evil.route.r1",
+            "$JS.API.DIRECT.GET.TOKENS_0.infer.token.0.acme.route.r1",
             "$JS.API.DIRECT.GET.TOKENS_0",
             "infer.submit.evil.mock.batch",
             "infer.cancel.evil.r1",

@@ -112,6 +112,25 @@ def test_what_the_code_subscribes_to_is_what_the_table_has() -> None:
     } <= granted
 
 
+@pytest.mark.parametrize(
+    ("call", "subject"),
+    [
+        ("STREAM.INFO.LEDGER", "CONTROL.API.STREAM.INFO.LEDGER"),
+        ("STREAM.MSG.GET.WORK", "WORK.API.STREAM.MSG.GET.WORK"),
+        ("STREAM.LEADER.STEPDOWN.LEDGER", "CONTROL.API.STREAM.LEADER.STEPDOWN.LEDGER"),
+        ("DIRECT.GET.KV_tenants.$KV.tenants.x", "CONTROL.API.DIRECT.GET.KV_tenants.$KV.tenants.x"),
+        ("CONSUMER.DURABLE.CREATE.LEDGER.c", "CONTROL.API.CONSUMER.DURABLE.CREATE.LEDGER.c"),
+        ("CONSUMER.CREATE.INGRESS_acme.c.f", "WORK.API.CONSUMER.CREATE.INGRESS_acme.c.f"),
+        ("STREAM.NAMES", "WORK.API.STREAM.NAMES"),
+    ],
+)
+def test_the_admin_service_asks_the_store_that_has_the_stream(call: str, subject: str) -> None:
+    """Both stores have a JetStream of their own, of which the other does not know."""
+    assert access.api_subject(UserClass.ADMIN, call) == subject
+    for other in (None, UserClass.GATEWAY):
+        assert access.api_subject(other, call) == f"$JS.API.{call}"
+
+
 def test_a_command_makes_users_of_every_process() -> None:
     """A class that the command does not know cannot be given credentials."""
     assert set(ProcessClass.__args__) == set(ACCOUNT_OF)  # type: ignore[attr-defined]

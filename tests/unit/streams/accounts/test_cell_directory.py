@@ -71,7 +71,7 @@ def test_a_tenant_imports_its_own_subjects_alone(cell: CellDirectory) -> None:
         "infer.submit.acme.*.*",
         "infer.cancel.acme.*",
         "infer.reply.acme.>",
-        "$JS.API.DIRECT.GET.*.infer.token.*.acme.*.*",
+        "infer.records.acme.*.*",
     }
     for each in imports:
         activation = decode(each["token"])

@@ -1,0 +1,81 @@
+"""Stored records: answers producers that have missed replies.
+
+Replies are core messages, so a producer that was slow or away has missed some. Rights at the broker
+let nobody read a part of a stream by subject, so a gateway reads it for them.
+"""
+
+from typing import Any
+
+import orjson
+from nats.aio.msg import Msg
+
+from streams import messages, subjects, topology
+from streams.broker.broker_client import Broker
+from streams.broker.responses import MessagePage
+from streams.errors import BadRequest, MillstreamError
+from streams.records.token_log import read_log_begin
+from streams.records.token_log_cache import MAX_PAGE_RECORDS
+from streams.subjects import InvalidToken, LogAddress
+
+MAX_PAGE_BYTES = 262_144
+QUEUE = "gateways"
+
+
+class StoredRecords:
+    """Answers questions on `infer.records.<tenant>.<route>.<request>`, one gateway each.
+
+    A question is empty or `{"after": <sequence>}`. The answer is a msgpack map: `records`, each as
+    a pair of stored sequence and packed record, in order, at most 200 and about 256 KiB; and
+    `remaining`, how many more follow. Of a question that cannot be answered it is `error`, with
+    `code` and `message`. Whoever may ask on a subject gets the records of that log alone: the
+    broker's rights say whose those are. A gateway reads one log at a time.
+    """
+
+    def __init__(self, broker: Broker, shards: int) -> None:
+        self._broker, self._shards = broker, shards
+
+    async def open(self) -> None:
+        """Answer from now on, until the connection closes. Raises `BrokerUnavailable`."""
+        await self._broker.subscribe(subjects.ALL_RECORDS, self._on_question, queue=QUEUE)
+
+    async def _on_question(self, msg: Msg) -> None:
+        try:
+            address, after = subjects.parse_records(msg.subject), _parse_after(msg.data)
+            page = await self._read(address, after)
+        except InvalidToken as error:
+            answer = _refusal(BadRequest(str(error)))
+        except MillstreamError as error:
+            answer = _refusal(error)
+        else:
+            found = [(message.seq, message.data) for message in page.messages]
+            answer = {"records": found, "remaining": page.remaining}
+        if msg.reply:
+            await self._broker.publish(msg.reply, messages.pack(answer))
+
+    async def _read(self, address: LogAddress, after: int) -> MessagePage:
+        stream = topology.token_stream_of(address.request_id, self._shards)
+        query: dict[str, int | str] = {
+            "next_by_subj": subjects.log(address, self._shards),
+            "seq": after + 1,
+            "batch": MAX_PAGE_RECORDS,
+            "max_bytes": MAX_PAGE_BYTES,
+        }
+        if after:
+            return await self._broker.read_page(stream, query)
+        return await read_log_begin(self._broker, stream, query)
+
+
+def _parse_after(payload: bytes) -> int:
+    """Return the stored sequence that a question names, 0 for none; raises `BadRequest`."""
+    try:
+        found: Any = orjson.loads(payload or b"{}")
+    except ValueError:
+        raise BadRequest("the question is no JSON") from None
+    after = found.get("after", 0) if isinstance(found, dict) else None
+    if type(after) is not int or after < 0:
+        raise BadRequest('the question is no map with a sequence of 0 or more, {"after": 0}')
+    return after
+
+
+def _refusal(error: MillstreamError) -> dict[str, Any]:
+    return {"error": {"code": error.code, "message": str(error)}}
