@@ -31,12 +31,13 @@ async def read_replies(nc: Client, replies: Subscription) -> AsyncIterator[dict[
     """Every record of one request, once: what was missed is read where it is stored."""
     last = 0
     async for message in replies.messages:
-        if int(message.headers["Nats-Last-Sequence"]) > last:
+        headers = message.headers or {}
+        if int(headers["Nats-Last-Sequence"]) > last:
             async for seq, record in read_stored(nc, message.subject, last):
                 last = seq
                 yield msgpack.unpackb(record)
-        if int(message.headers["Nats-Sequence"]) > last:
-            last = int(message.headers["Nats-Sequence"])
+        if int(headers["Nats-Sequence"]) > last:
+            last = int(headers["Nats-Sequence"])
             yield msgpack.unpackb(message.data)
 
 
