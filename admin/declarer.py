@@ -63,8 +63,8 @@ class Declarer:
 
     def _check_buckets(self, stream: str) -> None:
         """Have a bucket restored whose stream was deleted."""
-        for view in self._records:
-            view.check_bucket(stream)
+        for records in self._records:
+            records.check_bucket(stream)
 
     async def run(self) -> None:
         """Declare until cancelled, whenever this process leads."""

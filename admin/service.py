@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import Any, TypeVar
 
 import structlog
 
@@ -19,6 +20,7 @@ from admin.operations import Operations
 from admin.settings import AdminSettings
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
+from registry.kv_records import KvRecords
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
@@ -33,6 +35,7 @@ from streams.topology import Scale
 log = structlog.get_logger()
 
 LEASE = "admin"
+R = TypeVar("R", bound=KvRecords[Any])
 
 
 class AdminKeyUnreadable(MillstreamError):
@@ -110,22 +113,15 @@ async def _open_records(
     def declares() -> bool:
         return lease.is_held
 
-    registry = await Registry.open(
-        broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
-    )
-    stack.push_async_callback(registry.close)
-    tenants = await Tenants.open(
-        broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
-    )
-    stack.push_async_callback(tenants.close)
-    keys = await Keys.open(
-        broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
-    )
-    stack.push_async_callback(keys.close)
-    prices = await PriceBook.open(
-        broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
-    )
-    stack.push_async_callback(prices.close)
+    async def open_records(kind: type[R]) -> R:
+        records = await kind.open(
+            broker, seconds=WAIT_SECONDS, declares=declares, replicas=settings.replicas
+        )
+        stack.push_async_callback(records.close)
+        return records
+
+    registry, tenants = await open_records(Registry), await open_records(Tenants)
+    keys, prices = await open_records(Keys), await open_records(PriceBook)
     if settings.replace_tenants or "tenants" in settings.model_fields_set:
         await tenants.apply_config(settings.tenants)
     if settings.api_key:

@@ -7,11 +7,11 @@ waiting; `PriceBook.set_price` is the one place that writes them.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Self
 
 from pydantic import Field
 
-from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
+from registry.kv_records import KvRecords
+from registry.kv_view import Declares, never
 from registry.models import Model, ModelName, Record
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError
@@ -55,37 +55,16 @@ class _VersionTaken(Exception):
     """Another writer has entered a price under this version."""
 
 
-class PriceBook:
+class PriceBook(KvRecords[PriceRecord]):
     """All prices that ever held, kept current and looked up without waiting."""
+
+    bucket = BUCKET
 
     def __init__(self, broker: Broker, declares: Declares = never, replicas: int = 1) -> None:
         self._broker = broker
-        self._view = KvView[PriceRecord](broker, BUCKET, _decode, declares, replicas)
+        super().__init__(broker, declares, replicas)
         self._current: dict[str, PriceRecord] = {}
         self._view.on_change(self._index)
-
-    @classmethod
-    async def open(
-        cls,
-        broker: Broker,
-        *,
-        seconds: float = OPEN_SECONDS,
-        declares: Declares = never,
-        replicas: int = 1,
-    ) -> Self:
-        """Return the price book once it is loaded; it is kept current until `close`.
-
-        Raises `BrokerUnavailable` if it has not come after `seconds`. While `declares()` returns
-        True, a bucket that is missing is made, and one that is lost is made anew with the contents
-        that it had.
-        """
-        book = cls(broker, declares, replicas)
-        await book._view.open(seconds)
-        return book
-
-    async def close(self) -> None:
-        """Stop following changes; what is loaded stays as it is. Idempotent."""
-        await self._view.close()
 
     @property
     def records(self) -> Sequence[PriceRecord]:
@@ -108,10 +87,6 @@ class PriceBook:
         """
         record = self._current.get(model.name)
         return record.entry if record else PriceEntry(price=model.price)
-
-    def check_bucket(self, stream: str) -> None:
-        """Look soon whether the bucket is there, if `stream` is its stream."""
-        self._view.check_bucket(stream)
 
     async def set_price(self, model: str, currency: str, price: Price) -> PriceRecord:
         """Enter a model's new price, and return its entry; requests accepted from now on cost it.
@@ -148,15 +123,15 @@ class PriceBook:
     def _index(self) -> None:
         self._current = {record.model: record for record in self.records}
 
+    @staticmethod
+    def _decode(key: str, value: bytes) -> PriceRecord:
+        if not key.startswith(_ENTRY):
+            raise ValueError("no entry of the price book")
+        return PriceRecord.model_validate_json(value)
+
 
 def _create(record: PriceRecord, known: PriceRecord | None) -> bytes:
     """Encode a new entry; raises `_VersionTaken` where there is one of another writer."""
     if known is not None and known != record:
         raise _VersionTaken
     return record.model_dump_json().encode()
-
-
-def _decode(key: str, value: bytes) -> PriceRecord:
-    if not key.startswith(_ENTRY):
-        raise ValueError("no entry of the price book")
-    return PriceRecord.model_validate_json(value)

@@ -1,9 +1,10 @@
 """Registry: models, adapters and aliases in the KV bucket `registry`, as a live view."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
+from registry.kv_records import KvRecords
+from registry.kv_view import OPEN_SECONDS, Declares, never
 from registry.models import INHERITED_FIELDS, Adapter, Alias, Model, Version
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError, ModelNotFound
@@ -43,7 +44,7 @@ class Target(NamedTuple):
     adapter: Adapter | None = None
 
 
-class Registry:
+class Registry(KvRecords[Model | Alias | Adapter]):
     """All registered models, aliases and adapters, kept current and looked up without waiting.
 
     `models` has the models by their own names; `resolve` also knows aliases and `model@version`.
@@ -51,35 +52,14 @@ class Registry:
     `StoreRefused`.
     """
 
+    bucket = BUCKET
+
     def __init__(self, broker: Broker, declares: Declares = never, replicas: int = 1) -> None:
-        self._view = KvView[Model | Alias | Adapter](broker, BUCKET, _decode, declares, replicas)
+        super().__init__(broker, declares, replicas)
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, Alias] = {}
         self._adapters: dict[str, Adapter] = {}
         self._view.on_change(self._index_records)
-
-    @classmethod
-    async def open(
-        cls,
-        broker: Broker,
-        *,
-        seconds: float = OPEN_SECONDS,
-        declares: Declares = never,
-        replicas: int = 1,
-    ) -> Self:
-        """Return a registry whose contents are loaded; they are kept current until `close`.
-
-        Raises `BrokerUnavailable` if they have not come after `seconds`. While `declares()` returns
-        True, a bucket that is missing is made, and one that is lost is made anew with the contents
-        that it had.
-        """
-        registry = cls(broker, declares, replicas)
-        await registry._view.open(seconds)
-        return registry
-
-    async def close(self) -> None:
-        """Stop following changes; what is loaded stays as it is. Idempotent."""
-        await self._view.close()
 
     @property
     def models(self) -> Mapping[str, Model]:
@@ -133,17 +113,6 @@ class Registry:
             pin if at else (alias and alias.version) or model.default_version
         )
         return (model, version) if version else None
-
-    def check_bucket(self, stream: str) -> None:
-        """Look soon whether the bucket is there, if `stream` is its stream."""
-        self._view.check_bucket(stream)
-
-    def on_change(self, observer: Callable[[], None]) -> None:
-        """Register `observer` to be called after each change of the registry; returns at once.
-
-        It is called without arguments on the event loop and must neither block nor raise.
-        """
-        self._view.on_change(observer)
 
     async def wait_until(
         self, condition: Callable[[], bool], seconds: float = OPEN_SECONDS
@@ -206,6 +175,16 @@ class Registry:
         self._aliases = {r.name: r for r in records if isinstance(r, Alias)}
         self._adapters = {r.id: r for r in records if isinstance(r, Adapter)}
 
+    @staticmethod
+    def _decode(key: str, value: bytes) -> Model | Alias | Adapter:
+        if key.startswith(_MODEL):
+            return Model.model_validate_json(value)
+        if key.startswith(_ALIAS):
+            return Alias.model_validate_json(value)
+        if key.startswith(_ADAPTER):
+            return Adapter.model_validate_json(value)
+        raise ValueError("neither a model, an alias nor an adapter")
+
 
 def _sort_key(record: Model | Alias | Adapter) -> str:
     return record.id if isinstance(record, Adapter) else record.name
@@ -213,16 +192,6 @@ def _sort_key(record: Model | Alias | Adapter) -> str:
 
 def _adapter_key(adapter: Adapter) -> str:
     return f"{_ADAPTER}{escape(adapter.model)}.{adapter.name}"
-
-
-def _decode(key: str, value: bytes) -> Model | Alias | Adapter:
-    if key.startswith(_MODEL):
-        return Model.model_validate_json(value)
-    if key.startswith(_ALIAS):
-        return Alias.model_validate_json(value)
-    if key.startswith(_ADAPTER):
-        return Adapter.model_validate_json(value)
-    raise ValueError("neither a model, an alias nor an adapter")
 
 
 def _merge(old: Model | Alias | Adapter | None, new: Model) -> bytes:

@@ -2,12 +2,12 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Self
 
 from pydantic import SecretStr
 
 from registry.credentials.key_strength import is_weak
-from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
+from registry.kv_records import KvRecords
+from registry.kv_view import Declares, never
 from registry.tenant_records import ApiKey, Source, Tenant
 from streams.base_settings import KeySettings, TenantSettings
 from streams.broker.broker_client import Broker
@@ -73,40 +73,19 @@ class TenantConfigured(MillstreamError):
         self.name = name
 
 
-class Tenants:
+class Tenants(KvRecords[Tenant | ApiKey]):
     """All tenants and their API keys, kept current and looked up without waiting.
 
     Methods that write also raise `BrokerUnavailable` if the broker does not answer, or
     `StoreRefused`.
     """
 
+    bucket = BUCKET
+
     def __init__(self, broker: Broker, declares: Declares = never, replicas: int = 1) -> None:
-        self._view = KvView[Tenant | ApiKey](broker, BUCKET, _decode, declares, replicas)
+        super().__init__(broker, declares, replicas)
         self._holders: dict[str, set[str]] | None = None  # tenants by their certificates' names
         self._view.on_change(self._forget_holders)
-
-    @classmethod
-    async def open(
-        cls,
-        broker: Broker,
-        *,
-        seconds: float = OPEN_SECONDS,
-        declares: Declares = never,
-        replicas: int = 1,
-    ) -> Self:
-        """Return the tenants and keys once they are loaded; they are kept current until `close`.
-
-        Raises `BrokerUnavailable` if they have not come after `seconds`. While `declares()` returns
-        True, a bucket that is missing is made, and one that is lost is made anew with the contents
-        that it had.
-        """
-        tenants = cls(broker, declares, replicas)
-        await tenants._view.open(seconds)
-        return tenants
-
-    async def close(self) -> None:
-        """Stop following changes; what is loaded stays as it is. Idempotent."""
-        await self._view.close()
 
     @property
     def keys(self) -> list[ApiKey]:
@@ -151,17 +130,6 @@ class Tenants:
 
     def _forget_holders(self) -> None:
         self._holders = None
-
-    def check_bucket(self, stream: str) -> None:
-        """Look soon whether the bucket is there, if `stream` is its stream."""
-        self._view.check_bucket(stream)
-
-    def on_change(self, observer: Callable[[], None]) -> None:
-        """Register `observer` to be called after each change of tenants or keys; returns at once.
-
-        It is called without arguments on the event loop and must neither block nor raise.
-        """
-        self._view.on_change(observer)
 
     async def upsert(self, tenant: Tenant, keys: Iterable[str] = ()) -> None:
         """Add or replace a tenant, and add `keys` (in clear text) to the keys that it has.
@@ -257,6 +225,16 @@ class Tenants:
         for key, record in records.items():
             await self._view.write(key, _replace_with(record.model_dump_json().encode()))
 
+    @staticmethod
+    def _decode(key: str, value: bytes) -> Tenant | ApiKey:
+        if key.startswith(_TENANT):
+            return Tenant.model_validate_json(value)
+        if key.startswith(_KEY):
+            record = ApiKey.model_validate_json(value)
+            short = key.removeprefix(_KEY)[:_SHORT_DIGEST]
+            return record if record.name else record.model_copy(update={"name": short})
+        raise ValueError("neither a tenant nor a key")
+
 
 def hash_key(key: str) -> str:
     """Return the sha256 (hex) of an API key, under which its record is stored."""
@@ -323,13 +301,3 @@ def _check_changeable(name: str, record: Tenant | ApiKey | None) -> Tenant:
 
 def _replace_with(value: bytes) -> Callable[[object], bytes]:
     return lambda _: value
-
-
-def _decode(key: str, value: bytes) -> Tenant | ApiKey:
-    if key.startswith(_TENANT):
-        return Tenant.model_validate_json(value)
-    if key.startswith(_KEY):
-        record = ApiKey.model_validate_json(value)
-        short = key.removeprefix(_KEY)[:_SHORT_DIGEST]
-        return record if record.name else record.model_copy(update={"name": short})
-    raise ValueError("neither a tenant nor a key")

@@ -5,14 +5,12 @@ applied to the first one's record.
 """
 
 from collections.abc import Callable
-from typing import Self
 
 from registry.credentials.key_format import KeyText
 from registry.credentials.key_pepper import Pepper
 from registry.credentials.key_records import Denial, ManagedKey, denial_id
-from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
+from registry.kv_records import KvRecords
 from registry.tenant_records import ApiKey
-from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError
 
 BUCKET = "keys"
@@ -40,38 +38,14 @@ class KeyEnded(MillstreamError):
         self.id = id
 
 
-class Keys:
+class Keys(KvRecords[_Entry]):
     """All managed keys and denials, kept current and looked up without waiting.
 
     Methods that write also raise `BrokerUnavailable` if the broker does not answer, or
     `StoreRefused`. Times are in epoch seconds.
     """
 
-    def __init__(self, broker: Broker, declares: Declares = never, replicas: int = 1) -> None:
-        self._view = KvView[_Entry](broker, BUCKET, _decode, declares, replicas)
-
-    @classmethod
-    async def open(
-        cls,
-        broker: Broker,
-        *,
-        seconds: float = OPEN_SECONDS,
-        declares: Declares = never,
-        replicas: int = 1,
-    ) -> Self:
-        """Return the keys and denials once they are loaded; they are kept current until `close`.
-
-        Raises `BrokerUnavailable` if they have not come after `seconds`. While `declares()` returns
-        True, a bucket that is missing is made, and one that is lost is made anew with the contents
-        that it had.
-        """
-        keys = cls(broker, declares, replicas)
-        await keys._view.open(seconds)
-        return keys
-
-    async def close(self) -> None:
-        """Stop following changes; what is loaded stays as it is. Idempotent."""
-        await self._view.close()
+    bucket = BUCKET
 
     @property
     def all(self) -> dict[str, ManagedKey]:
@@ -94,17 +68,6 @@ class Keys:
         ids += [denial_id(issuer, token_id=token_id)] if token_id is not None else []
         found = (self._view.values.get(_DENIAL + id) for id in ids)
         return any(isinstance(each, Denial) and each.covers(issued_at) for each in found)
-
-    def check_bucket(self, stream: str) -> None:
-        """Look soon whether the bucket is there, if `stream` is its stream."""
-        self._view.check_bucket(stream)
-
-    def on_change(self, observer: Callable[[], None]) -> None:
-        """Register `observer` to be called after each change of keys or denials; returns at once.
-
-        It is called without arguments on the event loop and must neither block nor raise.
-        """
-        self._view.on_change(observer)
 
     async def create(self, wanted: ManagedKey) -> None:
         """Store a key that `make_key` made."""
@@ -166,6 +129,14 @@ class Keys:
 
         await self._view.write(_KEY + id, change)
 
+    @staticmethod
+    def _decode(key: str, value: bytes) -> _Entry:
+        if key.startswith(_KEY):
+            return ManagedKey.model_validate_json(value)
+        if key.startswith(_DENIAL):
+            return Denial.model_validate_json(value)
+        raise ValueError("neither a key nor a denial")
+
 
 def make_key(rights: ApiKey, pepper: Pepper, now: float) -> tuple[KeyText, ManagedKey]:
     """Return a new key, and its record with the given rights and limits; nothing is stored.
@@ -192,11 +163,3 @@ def _check_usable(id: str, key: _Entry | None, now: float) -> ManagedKey:
 
 def _encode(entry: _Entry) -> bytes:
     return entry.model_dump_json().encode()
-
-
-def _decode(key: str, value: bytes) -> _Entry:
-    if key.startswith(_KEY):
-        return ManagedKey.model_validate_json(value)
-    if key.startswith(_DENIAL):
-        return Denial.model_validate_json(value)
-    raise ValueError("neither a key nor a denial")
