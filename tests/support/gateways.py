@@ -291,6 +291,9 @@ def _dumps(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
+_ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days"}
+
+
 @asynccontextmanager
 async def gateways(
     nats_url: str, count: int = 1, *, tls: ssl.SSLContext | None = None, **settings: Any
@@ -300,7 +303,8 @@ async def gateways(
     `tls` is what the gateways' clients connect with.
     """
     settings = {"drain_seconds": 5, **settings}
-    told = {"tenants": settings.pop("tenants", tenants())}
+    told = {name: settings.pop(name) for name in _ADMIN_SETTINGS & settings.keys()}
+    told = {"tenants": tenants(), **told}
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
