@@ -77,7 +77,7 @@ class KeyOperations:
         def describe(id: str) -> JsonBody:
             return {**_describe(keys[id]), "last_used_at": last_uses.get(id)}
 
-        return make_page(keys, describe, page)
+        return make_page(keys, describe, after=page.after, limit=page.limit)
 
     async def _create_key(self, arguments: KeyArguments) -> JsonBody:
         if self._tenants.get(arguments.tenant) is None:
@@ -104,7 +104,12 @@ class KeyOperations:
 
     async def _list_denials(self, page: PageArguments) -> JsonBody:
         denials = self._keys.denials
-        return make_page(denials, lambda id: {"id": id, **dump_record(denials[id])}, page)
+        return make_page(
+            denials,
+            lambda id: {"id": id, **dump_record(denials[id])},
+            after=page.after,
+            limit=page.limit,
+        )
 
     async def _add_denial(self, arguments: DenialArguments) -> JsonBody:
         denial = Denial(**arguments.model_dump(), created_at=await self._now())

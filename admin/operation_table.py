@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from registry.credentials.key_records import Network
 from registry.models import Adapter, Model, ModelName
+from registry.price_records import CURRENCY, MillionPrice
 from registry.tenant_records import DEFAULT_SCOPES, Scope
 from streams.base_settings import QuotaSettings, Slug, TenantLimits
 
@@ -131,6 +132,29 @@ class DenialArguments(Arguments):
         return self
 
 
+class PricePageArguments(Arguments):
+    """Which entries of the price book are wanted: at most `limit` with versions above `after`."""
+
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="most records of the answer")
+    after: int = Field(0, ge=0, description="version of the last record that is known already")
+    model: str | None = Field(None, description="only of this model; none: of all")
+    all: bool = Field(False, description="also the prices that hold no longer")
+
+
+class PriceArguments(Arguments):
+    """What a model costs from now on, for a million tokens."""
+
+    name: ModelName
+    prompt: MillionPrice
+    completion: MillionPrice
+    cached: MillionPrice | None = Field(
+        None, description="of prompt tokens that a prefix cache had; null: as `prompt`"
+    )
+    currency: str | None = Field(
+        None, pattern=CURRENCY, description="code of ISO 4217; null: that of the newest price"
+    )
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too."""
@@ -218,6 +242,14 @@ OPERATIONS = {
             "/tenants/{name}",
             TenantNameArguments,
             "Remove a tenant with its keys",
+        ),
+        Operation("prices.list", "GET", "/prices", PricePageArguments, "List what models cost"),
+        Operation(
+            "prices.set",
+            "PUT",
+            "/prices/{name:path}",
+            PriceArguments,
+            "Enter what a model costs from now on",
         ),
         Operation("keys.list", "GET", "/keys", PageArguments, "List the managed keys"),
         Operation("keys.create", "POST", "/keys", KeyArguments, "Create a key; it is shown once"),

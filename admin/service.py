@@ -1,4 +1,4 @@
-"""`millstream admin`: declares streams and buckets, changes models and tenants for operators."""
+"""`millstream admin`: declares streams and buckets, and changes records for operators."""
 
 import asyncio
 import socket
@@ -17,6 +17,7 @@ from admin.key_operations import KeyOperations
 from admin.metrics import DECLARING
 from admin.nats_api import serve_nats
 from admin.operations import Operations
+from admin.price_operations import PriceOperations
 from admin.settings import AdminSettings
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
@@ -67,13 +68,20 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             campaign = tasks.create_task(lease.run(), name="lease")
             await lease.answered.wait()
             records = await _open_records(stack, broker, lease, settings)
-            registry, tenants, managed_keys, _ = records
+            registry, tenants, managed_keys, prices = records
             scale = Scale(settings.replicas, settings.shards)
             declarer = Declarer(broker, lease, records, scale, settings.ledger_limits)
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
             operations = Operations(registry, tenants, managed_keys)
-            api = AdminApi({**operations.handlers, **key_operations.handlers})
+            price_operations = PriceOperations(registry, prices)
+            api = AdminApi(
+                {
+                    **operations.handlers,
+                    **key_operations.handlers,
+                    **price_operations.handlers,
+                }
+            )
             checks["records"] = lambda: True
             server = AdminServer(build_app(api, keys, checks))
             working = [

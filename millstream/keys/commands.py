@@ -65,7 +65,7 @@ async def list_keys(settings: ListKeysSettings, stop: asyncio.Event) -> None:
     Raises as `AdminClient.call`.
     """
     async with admin_client(settings) as admin:
-        keys = await list_all(admin, "keys.list")
+        keys = await list_all(admin, "keys.list", by="id")
     if settings.as_json:
         print_json_lines(keys)
     else:
