@@ -10,8 +10,8 @@ operation_table  every operation: its name, its HTTP method and path, its argume
 operations       what each operation does with models and tenants, `key_operations` with keys and
                  the deny-list for tokens, `price_operations` with prices; `admin_api` checks,
                  counts and logs them
-http_api         operations under `/admin/v1`, opened by a key that `admin_keys` knows; uvicorn runs
-                 it in `http_server`
+http_api         operations under `/admin/v1`, for the `caller` whom `admin_keys` finds by a key;
+                 uvicorn runs it in `http_server`
 nats_api         the same operations on `infer.admin.>`
 openapi          the document of the HTTP API
 """

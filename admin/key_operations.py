@@ -1,6 +1,7 @@
 """What each operation does with managed keys and the deny-list; all answers are JSON objects."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from admin.operation_table import (
     DenialArguments,
@@ -18,9 +19,11 @@ from registry.tenant_records import ApiKey
 from registry.tenants import TenantNotFound, Tenants
 from streams.broker.broker_client import Broker
 from streams.broker.clock_sync import sample_once
+from streams.broker.retry import retry_for
 from streams.errors import MillstreamError
 from streams.records.key_use import read_last_uses
 
+_CLOCK_SECONDS = 10.0  # in which streams are declared, as a rule
 _SECRET_FIELDS = {"seal", "pepper"}
 
 
@@ -67,8 +70,8 @@ class KeyOperations:
         return self._given_pepper
 
     async def _now(self) -> float:
-        """The cluster's time in epoch seconds."""
-        await sample_once(self._broker)
+        """The cluster's time in epoch seconds; waits for the streams that tell it at the start."""
+        await retry_for(_CLOCK_SECONDS, partial(sample_once, self._broker))
         return self._broker.clock.now()
 
     async def _list_keys(self, page: PageArguments) -> JsonBody:

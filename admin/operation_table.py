@@ -5,7 +5,7 @@ The HTTP API, the NATS API, the OpenAPI document and the commands all read this 
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -17,6 +17,7 @@ from streams.base_settings import QuotaSettings, Slug, TenantLimits
 
 PREFIX = "/admin/v1"
 MAX_PAGE = 1000  # records of one answer
+OperationScope = Literal["operator", "admin"]
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::path)?\}")
 
 
@@ -54,6 +55,11 @@ class ModelArguments(Arguments):
             if name != version.id:
                 raise ValueError(f"the version's id is {version.id!r}, not {name!r}")
         return self
+
+    @property
+    def sets_price(self) -> bool:
+        """True if the record says what the model costs."""
+        return bool(self.model.model_fields_set & {"prompt_price", "completion_price"})
 
 
 class AliasArguments(Arguments):
@@ -157,11 +163,16 @@ class PriceArguments(Arguments):
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too."""
+    """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too.
+
+    `scope` is what a managed key needs for it: `admin` for what changes keys, the deny-list,
+    tenants or prices, else `operator`.
+    """
 
     name: str
     method: str
     path: str
+    scope: OperationScope
     arguments: type[BaseModel]
     summary: str
 
@@ -189,11 +200,12 @@ class Operation:
 OPERATIONS = {
     operation.name: operation
     for operation in (
-        Operation("models.list", "GET", "/models", PageArguments, "List the models"),
+        Operation("models.list", "GET", "/models", "operator", PageArguments, "List the models"),
         Operation(
             "models.show",
             "GET",
             "/models/{name:path}",
+            "operator",
             NameArguments,
             "Show what a model's, alias's or adapter's name means",
         ),
@@ -201,6 +213,7 @@ OPERATIONS = {
             "models.put",
             "PUT",
             "/models/{name:path}",
+            "operator",
             ModelArguments,
             "Register a model, or a new version of one",
         ),
@@ -208,14 +221,16 @@ OPERATIONS = {
             "models.remove",
             "DELETE",
             "/models/{name:path}",
+            "operator",
             NameArguments,
             "Forget a model with its aliases and adapters, an alias, or an adapter",
         ),
-        Operation("aliases.list", "GET", "/aliases", PageArguments, "List the aliases"),
+        Operation("aliases.list", "GET", "/aliases", "operator", PageArguments, "List the aliases"),
         Operation(
             "aliases.put",
             "PUT",
             "/aliases/{name:path}",
+            "operator",
             AliasArguments,
             "Make a name mean a model or one of its versions",
         ),
@@ -223,16 +238,25 @@ OPERATIONS = {
             "adapters.put",
             "PUT",
             "/adapters/{name:path}",
+            "operator",
             AdapterArguments,
             "Register an adapter, or replace it",
         ),
-        Operation("tenants.list", "GET", "/tenants", PageArguments, "List the tenants"),
-        Operation("tenants.show", "GET", "/tenants/{name}", TenantNameArguments, "Show a tenant"),
-        Operation("tenants.add", "POST", "/tenants", TenantArguments, "Add a tenant"),
+        Operation("tenants.list", "GET", "/tenants", "operator", PageArguments, "List the tenants"),
+        Operation(
+            "tenants.show",
+            "GET",
+            "/tenants/{name}",
+            "operator",
+            TenantNameArguments,
+            "Show a tenant",
+        ),
+        Operation("tenants.add", "POST", "/tenants", "admin", TenantArguments, "Add a tenant"),
         Operation(
             "tenants.change",
             "PATCH",
             "/tenants/{name}",
+            "admin",
             TenantArguments,
             "Change the limits of a tenant that are given",
         ),
@@ -240,31 +264,49 @@ OPERATIONS = {
             "tenants.remove",
             "DELETE",
             "/tenants/{name}",
+            "admin",
             TenantNameArguments,
             "Remove a tenant with its keys",
         ),
-        Operation("prices.list", "GET", "/prices", PricePageArguments, "List what models cost"),
+        Operation(
+            "prices.list", "GET", "/prices", "operator", PricePageArguments, "List what models cost"
+        ),
         Operation(
             "prices.set",
             "PUT",
             "/prices/{name:path}",
+            "admin",
             PriceArguments,
             "Enter what a model costs from now on",
         ),
-        Operation("keys.list", "GET", "/keys", PageArguments, "List the managed keys"),
-        Operation("keys.create", "POST", "/keys", KeyArguments, "Create a key; it is shown once"),
+        Operation("keys.list", "GET", "/keys", "operator", PageArguments, "List the managed keys"),
+        Operation(
+            "keys.create", "POST", "/keys", "admin", KeyArguments, "Create a key; it is shown once"
+        ),
         Operation(
             "keys.rotate",
             "POST",
             "/keys/{id}/rotate",
+            "admin",
             RotationArguments,
             "Replace a key by a new one, and let the old one expire",
         ),
-        Operation("keys.revoke", "DELETE", "/keys/{id}", KeyIdArguments, "Revoke a key for good"),
-        Operation("denials.list", "GET", "/denials", PageArguments, "List the denied tokens"),
-        Operation("denials.add", "POST", "/denials", DenialArguments, "Deny tokens of an issuer"),
         Operation(
-            "denials.remove", "DELETE", "/denials/{id}", KeyIdArguments, "Deny tokens no more"
+            "keys.revoke", "DELETE", "/keys/{id}", "admin", KeyIdArguments, "Revoke a key for good"
+        ),
+        Operation(
+            "denials.list", "GET", "/denials", "operator", PageArguments, "List the denied tokens"
+        ),
+        Operation(
+            "denials.add", "POST", "/denials", "admin", DenialArguments, "Deny tokens of an issuer"
+        ),
+        Operation(
+            "denials.remove",
+            "DELETE",
+            "/denials/{id}",
+            "admin",
+            KeyIdArguments,
+            "Deny tokens no more",
         ),
     )
 }
