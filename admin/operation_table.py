@@ -120,6 +120,12 @@ class RotationArguments(KeyIdArguments):
     overlap_seconds: float = Field(3600, ge=0)
 
 
+class BootstrapArguments(Arguments):
+    """Whether to make another key with the scope `admin` where one works already."""
+
+    force: bool = False
+
+
 class DenialArguments(Arguments):
     """What to deny: all tokens of an issuer, of one of its subjects, or with one id (`jti`).
 
@@ -282,6 +288,14 @@ OPERATIONS = {
         Operation("keys.list", "GET", "/keys", "operator", PageArguments, "List the managed keys"),
         Operation(
             "keys.create", "POST", "/keys", "admin", KeyArguments, "Create a key; it is shown once"
+        ),
+        Operation(
+            "keys.bootstrap",
+            "POST",
+            "/bootstrap",
+            "admin",
+            BootstrapArguments,
+            "Create the first key with the scope admin; it is shown once",
         ),
         Operation(
             "keys.rotate",
