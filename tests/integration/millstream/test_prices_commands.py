@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from millstream.admin.admin_client import AdminRefused
+from millstream.admin.admin_client import AdminRefused, list_all
 from millstream.prices.commands import list_prices, set_price
 from millstream.prices.settings import PriceListSettings, PriceSettings
 from registry.models import mock_model
@@ -105,6 +105,22 @@ async def test_what_cannot_be_a_price_is_refused(
         )
     assert refused.value.code == "model_not_found"
     assert await listed(door, capsys, all=True) == []
+
+
+async def test_a_list_goes_on_where_a_page_ends(nats_url: str) -> None:
+    """In order of version, of one model or of all; version 10 comes after 9."""
+    async with running_admin(nats_url) as client:
+        for name in ("m", "n"):
+            record = mock_model(name).model_dump(mode="json")
+            await client.call("models.put", name=name, model=record)
+        for number in range(12):
+            await client.call("prices.set", name="mn"[number % 2], prompt=number, completion=0)
+        page = await client.call("prices.list", all=True, limit=3)
+        assert ([each["version"] for each in page["data"]], page["has_more"]) == ([1, 2, 3], True)
+        every = await list_all(client, "prices.list", by="version", all=True, limit=5)
+        assert [each["version"] for each in every] == [*range(1, 13)]
+        (current,) = await list_all(client, "prices.list", by="version", model="n")
+        assert (current["version"], current["prompt"], current["cached"]) == (12, "11", None)
 
 
 @pytest.mark.parametrize("price", ["0.0000001", -1, 1_000_001, "NaN", "1e999999", [], None])
