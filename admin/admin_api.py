@@ -7,9 +7,10 @@ import orjson
 import structlog
 from pydantic import BaseModel, ValidationError
 
+from admin.caller import Caller
 from admin.metrics import OPERATIONS
 from admin.operation_table import OPERATIONS as TABLE
-from admin.operation_table import Operation
+from admin.operation_table import ModelArguments, Operation
 from admin.operations import Handler, JsonBody
 from api.schemas.parsing import to_bad_request
 from streams.errors import InternalError, MillstreamError, NotFound
@@ -25,18 +26,18 @@ class AdminApi:
         assert handlers.keys() == TABLE.keys()
         self._handlers = handlers
 
-    async def run(self, name: str, arguments: dict[str, Any], caller: str) -> JsonBody:
-        """Do an operation for `caller`, the name of a credential; return its JSON answer.
+    async def run(self, name: str, arguments: dict[str, Any], caller: Caller) -> JsonBody:
+        """Do an operation for a caller; return its JSON answer.
 
-        Raises a `MillstreamError`: `NotFound` for an unknown operation, `BadRequest` for wrong
-        arguments, and those of the operation; any other fault is logged and raised as
-        `InternalError`.
+        Raises a `MillstreamError`: `NotFound` for an unknown operation, `InsufficientScope` if the
+        caller may not do this, `BadRequest` for wrong arguments, and those of the operation; any
+        other fault is logged and raised as `InternalError`.
         """
         operation = TABLE.get(name)
         if operation is None:
             raise NotFound(f"there is no operation {name!r}; there are: {', '.join(TABLE)}")
         try:
-            answer = await self._handlers[name](_parse(operation, arguments))
+            answer = await self._handlers[name](_admit(operation, arguments, caller))
         except MillstreamError as error:
             _observe(operation, arguments, caller, error.code)
             raise
@@ -46,6 +47,15 @@ class AdminApi:
             raise InternalError("the admin service failed; its log says why") from None
         _observe(operation, arguments, caller, "done")
         return answer
+
+
+def _admit(operation: Operation, arguments: dict[str, Any], caller: Caller) -> BaseModel:
+    """Return the arguments as a record, if the caller may do that with them."""
+    caller.check(operation.scope)
+    parsed = _parse(operation, arguments)
+    if isinstance(parsed, ModelArguments) and parsed.sets_price:
+        caller.check("admin")
+    return parsed
 
 
 def _parse(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
@@ -58,10 +68,10 @@ def _parse(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
         raise to_bad_request(error.errors(include_url=False)[0]) from None
 
 
-def _observe(operation: Operation, arguments: dict[str, Any], caller: str, outcome: str) -> None:
+def _observe(operation: Operation, arguments: dict[str, Any], caller: Caller, outcome: str) -> None:
     OPERATIONS.labels(operation.name, outcome).inc()
     if operation.is_change:
         name = str(arguments.get("name") or arguments.get("id") or "")[:256]
         log.info(
-            "admin_change", operation=operation.name, name=name, caller=caller, outcome=outcome
+            "admin_change", operation=operation.name, name=name, caller=caller.name, outcome=outcome
         )

@@ -1,40 +1,64 @@
-"""Who may use the admin API over HTTP: the holder of the key that this process was given."""
+"""Who may use the admin API over HTTP: holders of this process's own key, and of managed keys."""
 
 import hmac
 import time
 
+from admin.caller import Caller
+from api.authentication.authenticator import Authenticator, ClientOrigin
 from api.wrong_keys import WrongKeyLimiter
+from registry.credentials.key_format import KeyText
 from registry.tenants import hash_key
-from streams.errors import Unauthenticated
+from streams.errors import CredentialExpired, CredentialRevoked, Unauthenticated
 
 
 class AdminKeys:
-    """Finds the name of a key's holder; slows addresses from which wrong keys come.
+    """Finds the holder of a key; slows addresses from which wrong keys come.
 
-    `keys` has the names of the holders, by key in clear text; only hashes are kept.
+    `keys` has the names of the holders of this process's own keys, by key in clear text; only
+    hashes are kept. They may do everything. `managed` judges managed keys, whose scopes decide.
     """
 
-    def __init__(self, keys: dict[str, str]) -> None:
-        self._holders = {hash_key(key): name for key, name in keys.items()}
+    def __init__(self, keys: dict[str, str], managed: Authenticator) -> None:
+        self._holders = {hash_key(key): Caller(name) for key, name in keys.items()}
+        self._managed = managed
         self._wrong_keys = WrongKeyLimiter()
 
-    def authenticate(self, key: str | None, address: str) -> str:
-        """Return the name of a key's holder, by which log events call it.
+    async def authenticate(self, key: str | None, address: str) -> Caller:
+        """Return a key's holder as it is now, whatever their scopes are.
 
-        The time that this takes says nothing about the keys. Raises `Unauthenticated` for no key or
-        an unknown one, `TooManyWrongKeys` if too many wrong ones came from `address`.
+        A holder of a managed key is named by the key's id. The time that this takes says nothing
+        about the keys. Raises `Unauthenticated` for no key or an unknown one, or the subclass that
+        says why it works no more; `AddressNotAllowed` if it may not be used from `address`, and
+        `TooManyWrongKeys` if too many wrong ones came from there.
         """
-        if not self._holders:
-            raise Unauthenticated(
-                "this admin service has no key: set MILLSTREAM_ADMIN_KEY or --admin-key-file"
-            )
         if not key:
             raise Unauthenticated("no key: send `Authorization: Bearer <key>`")
         digest, now = hash_key(key), time.monotonic()
         self._wrong_keys.check(address, digest, now)
-        found = [name for own, name in self._holders.items() if hmac.compare_digest(own, digest)]
-        if not found:
+        try:
+            caller = self._find_own(digest) or await self._find_managed(key, address)
+        except (CredentialExpired, CredentialRevoked):
+            raise  # nobody guesses these
+        except Unauthenticated:
             self._wrong_keys.record_wrong(address, digest, now)
-            raise Unauthenticated("this key does not open the admin API")
+            raise
         self._wrong_keys.record_right(address, digest)
-        return found[0]
+        return caller
+
+    def _find_own(self, digest: str) -> Caller | None:
+        found = [who for own, who in self._holders.items() if hmac.compare_digest(own, digest)]
+        return found[0] if found else None
+
+    async def _find_managed(self, key: str, address: str) -> Caller:
+        if KeyText.parse(key) is None:
+            raise Unauthenticated(self._describe_unknown())
+        principal = await self._managed.authenticate(key, ClientOrigin(address))
+        return Caller(principal.key.id, principal.key.scopes)
+
+    def _describe_unknown(self) -> str:
+        if self._holders:
+            return "this key does not open the admin API"
+        return (
+            "this admin service has no key of its own: set MILLSTREAM_ADMIN_KEY or "
+            "--admin-key-file, or send a managed key"
+        )

@@ -15,11 +15,13 @@ from starlette.routing import Route
 from admin import openapi
 from admin.admin_api import AdminApi
 from admin.admin_keys import AdminKeys
+from admin.caller import Caller
 from admin.metrics import UNAUTHENTICATED
 from admin.operation_table import OPERATIONS, PREFIX, Operation
 from api.error_bodies import error_body, retry_headers
 from api.schemas.parsing import decode
 from streams.errors import (
+    AddressNotAllowed,
     BadRequest,
     InternalError,
     MethodNotAllowed,
@@ -67,20 +69,21 @@ def _make_route(path: str, api: AdminApi, keys: AdminKeys) -> Route:
     by_method = {each.method: each for each in OPERATIONS.values() if each.path == path}
 
     async def handle(request: Request) -> Response:
-        caller = _authenticate(keys, request)
+        await _authenticate(keys, request)
         operation = by_method["GET" if request.method == "HEAD" else request.method]
         arguments = await _read_arguments(operation, request)
+        caller = await _authenticate(keys, request)  # the key may have ended meanwhile
         return _json_response(await api.run(operation.name, arguments, caller))
 
     return Route(PREFIX + path, handle, methods=[*by_method])
 
 
-def _authenticate(keys: AdminKeys, request: Request) -> str:
+async def _authenticate(keys: AdminKeys, request: Request) -> Caller:
     address = request.client.host if request.client else ""
     scheme, _, key = request.headers.get("authorization", "").strip().partition(" ")
     try:
-        return keys.authenticate(key.strip() if scheme.lower() == "bearer" else None, address)
-    except (Unauthenticated, TooManyWrongKeys) as error:
+        return await keys.authenticate(key.strip() if scheme.lower() == "bearer" else None, address)
+    except (Unauthenticated, TooManyWrongKeys, AddressNotAllowed) as error:
         UNAUTHENTICATED.labels(error.code).inc()
         log.warning("admin_unauthenticated", address=address, code=error.code)
         raise

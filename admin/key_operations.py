@@ -1,8 +1,11 @@
 """What each operation does with managed keys and the deny-list; all answers are JSON objects."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 
 from admin.operation_table import (
+    BootstrapArguments,
     DenialArguments,
     KeyArguments,
     KeyIdArguments,
@@ -14,13 +17,16 @@ from registry.credentials.key_format import KeyText
 from registry.credentials.key_pepper import Pepper
 from registry.credentials.key_records import Denial, ManagedKey
 from registry.credentials.keys import Keys, make_key
-from registry.tenant_records import ApiKey
-from registry.tenants import TenantNotFound, Tenants
+from registry.tenant_records import ApiKey, Tenant
+from registry.tenants import TenantExists, TenantNotFound, Tenants
 from streams.broker.broker_client import Broker
 from streams.broker.clock_sync import sample_once
+from streams.broker.retry import retry_for
 from streams.errors import MillstreamError
 from streams.records.key_use import read_last_uses
 
+_CLOCK_SECONDS = 10.0  # in which streams are declared, as a rule
+OPERATORS = "operators"  # the tenant of keys that `millstream admin bootstrap` makes
 _SECRET_FIELDS = {"seal", "pepper"}
 
 
@@ -34,6 +40,19 @@ class NoKeyPepper(MillstreamError):
             "this admin service has no pepper to seal keys with: give it and all gateways the same "
             "--key-pepper-file"
         )
+
+
+class AdminKeyExists(MillstreamError):
+    """A key with the scope `admin` works already, so there is no first one to make."""
+
+    code = "admin_key_exists"
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"the key {id!r} has the scope 'admin' already: use it, or make another one with "
+            "--force, and revoke the one that is lost"
+        )
+        self.id = id
 
 
 class KeyOperations:
@@ -53,6 +72,7 @@ class KeyOperations:
         return {
             "keys.list": self._list_keys,
             "keys.create": self._create_key,
+            "keys.bootstrap": self._bootstrap,
             "keys.rotate": self._rotate_key,
             "keys.revoke": self._revoke_key,
             "denials.list": self._list_denials,
@@ -67,8 +87,8 @@ class KeyOperations:
         return self._given_pepper
 
     async def _now(self) -> float:
-        """The cluster's time in epoch seconds."""
-        await sample_once(self._broker)
+        """The cluster's time in epoch seconds; waits for the streams that tell it at the start."""
+        await retry_for(_CLOCK_SECONDS, partial(sample_once, self._broker))
         return self._broker.clock.now()
 
     async def _list_keys(self, page: PageArguments) -> JsonBody:
@@ -77,7 +97,7 @@ class KeyOperations:
         def describe(id: str) -> JsonBody:
             return {**_describe(keys[id]), "last_used_at": last_uses.get(id)}
 
-        return make_page(keys, describe, page)
+        return make_page(keys, describe, after=page.after, limit=page.limit)
 
     async def _create_key(self, arguments: KeyArguments) -> JsonBody:
         if self._tenants.get(arguments.tenant) is None:
@@ -88,6 +108,19 @@ class KeyOperations:
         expires_at = None if seconds is None else now + seconds
         rights = ApiKey(**fields, name=arguments.name or "", expires_at=expires_at)
         text, record = make_key(rights, pepper, now)
+        await self._keys.create(record)
+        return _show_once(text, record)
+
+    async def _bootstrap(self, arguments: BootstrapArguments) -> JsonBody:
+        """Create a key of the tenant `operators`, which is added if it is missing."""
+        pepper, now = self._pepper, await self._now()
+        found = self._keys.find_admin(pepper, now)
+        if found and not arguments.force:
+            raise AdminKeyExists(found.id)
+        if self._tenants.get(OPERATORS) is None:
+            with suppress(TenantExists):  # another admin service was faster
+                await self._tenants.add(Tenant(name=OPERATORS, source="api"))
+        text, record = make_key(ApiKey(tenant=OPERATORS, scopes=("admin",)), pepper, now)
         await self._keys.create(record)
         return _show_once(text, record)
 
@@ -104,7 +137,12 @@ class KeyOperations:
 
     async def _list_denials(self, page: PageArguments) -> JsonBody:
         denials = self._keys.denials
-        return make_page(denials, lambda id: {"id": id, **dump_record(denials[id])}, page)
+        return make_page(
+            denials,
+            lambda id: {"id": id, **dump_record(denials[id])},
+            after=page.after,
+            limit=page.limit,
+        )
 
     async def _add_denial(self, arguments: DenialArguments) -> JsonBody:
         denial = Denial(**arguments.model_dump(), created_at=await self._now())

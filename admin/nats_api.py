@@ -11,6 +11,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from admin.admin_api import AdminApi
+from admin.caller import Caller
 from admin.operations import JsonBody
 from api.error_bodies import error_body
 from api.schemas.parsing import decode
@@ -19,7 +20,7 @@ from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable, MillstreamError, PayloadTooLarge
 
 log = structlog.get_logger()
-CALLER = "nats"  # as whom log events name who asks here
+CALLER = Caller("nats")  # who asks here has the broker's credentials, and may do everything
 _QUEUE = "admin"
 _HEAD_BYTES = 1024  # of a message's limit, for its headers
 

@@ -11,7 +11,8 @@ from admin.operation_table import OPERATIONS, Operation
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "The arguments are wrong",
-    401: "No key, or one that does not open the admin API",
+    401: "No key, or one that does not open the admin API (any more)",
+    403: "The key lacks the scope that this needs, or may not be used from this address",
     404: "There is no such record",
     409: "Another record, or the configuration file, stands against it",
     413: "The body is too large",
@@ -81,6 +82,7 @@ def _describe(operation: Operation, schema: dict[str, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
+        "security": [{"key": [operation.scope]}],
         "parameters": [_parameter(name, fields[name], "path") for name in in_path],
         "responses": _responses(),
     }

@@ -5,17 +5,19 @@ The HTTP API, the NATS API, the OpenAPI document and the commands all read this 
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from registry.credentials.key_records import Network
 from registry.models import Adapter, Model, ModelName
+from registry.price_records import CURRENCY, MillionPrice
 from registry.tenant_records import DEFAULT_SCOPES, Scope
 from streams.base_settings import QuotaSettings, Slug, TenantLimits
 
 PREFIX = "/admin/v1"
 MAX_PAGE = 1000  # records of one answer
+OperationScope = Literal["operator", "admin"]
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::path)?\}")
 
 
@@ -53,6 +55,11 @@ class ModelArguments(Arguments):
             if name != version.id:
                 raise ValueError(f"the version's id is {version.id!r}, not {name!r}")
         return self
+
+    @property
+    def sets_price(self) -> bool:
+        """True if the record says what the model costs."""
+        return bool(self.model.model_fields_set & {"prompt_price", "completion_price"})
 
 
 class AliasArguments(Arguments):
@@ -113,6 +120,12 @@ class RotationArguments(KeyIdArguments):
     overlap_seconds: float = Field(3600, ge=0)
 
 
+class BootstrapArguments(Arguments):
+    """Whether to make another key with the scope `admin` where one works already."""
+
+    force: bool = False
+
+
 class DenialArguments(Arguments):
     """What to deny: all tokens of an issuer, of one of its subjects, or with one id (`jti`).
 
@@ -131,13 +144,41 @@ class DenialArguments(Arguments):
         return self
 
 
+class PricePageArguments(Arguments):
+    """Which entries of the price book are wanted: at most `limit` with versions above `after`."""
+
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="most records of the answer")
+    after: int = Field(0, ge=0, description="version of the last record that is known already")
+    model: str | None = Field(None, description="only of this model; none: of all")
+    all: bool = Field(False, description="also the prices that hold no longer")
+
+
+class PriceArguments(Arguments):
+    """What a model costs from now on, for a million tokens."""
+
+    name: ModelName
+    prompt: MillionPrice
+    completion: MillionPrice
+    cached: MillionPrice | None = Field(
+        None, description="of prompt tokens that a prefix cache had; null: as `prompt`"
+    )
+    currency: str | None = Field(
+        None, pattern=CURRENCY, description="code of ISO 4217; null: that of the newest price"
+    )
+
+
 @dataclass(frozen=True)
 class Operation:
-    """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too."""
+    """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too.
+
+    `scope` is what a managed key needs for it: `admin` for what changes keys, the deny-list,
+    tenants or prices, else `operator`.
+    """
 
     name: str
     method: str
     path: str
+    scope: OperationScope
     arguments: type[BaseModel]
     summary: str
 
@@ -165,11 +206,12 @@ class Operation:
 OPERATIONS = {
     operation.name: operation
     for operation in (
-        Operation("models.list", "GET", "/models", PageArguments, "List the models"),
+        Operation("models.list", "GET", "/models", "operator", PageArguments, "List the models"),
         Operation(
             "models.show",
             "GET",
             "/models/{name:path}",
+            "operator",
             NameArguments,
             "Show what a model's, alias's or adapter's name means",
         ),
@@ -177,6 +219,7 @@ OPERATIONS = {
             "models.put",
             "PUT",
             "/models/{name:path}",
+            "operator",
             ModelArguments,
             "Register a model, or a new version of one",
         ),
@@ -184,14 +227,16 @@ OPERATIONS = {
             "models.remove",
             "DELETE",
             "/models/{name:path}",
+            "operator",
             NameArguments,
             "Forget a model with its aliases and adapters, an alias, or an adapter",
         ),
-        Operation("aliases.list", "GET", "/aliases", PageArguments, "List the aliases"),
+        Operation("aliases.list", "GET", "/aliases", "operator", PageArguments, "List the aliases"),
         Operation(
             "aliases.put",
             "PUT",
             "/aliases/{name:path}",
+            "operator",
             AliasArguments,
             "Make a name mean a model or one of its versions",
         ),
@@ -199,16 +244,25 @@ OPERATIONS = {
             "adapters.put",
             "PUT",
             "/adapters/{name:path}",
+            "operator",
             AdapterArguments,
             "Register an adapter, or replace it",
         ),
-        Operation("tenants.list", "GET", "/tenants", PageArguments, "List the tenants"),
-        Operation("tenants.show", "GET", "/tenants/{name}", TenantNameArguments, "Show a tenant"),
-        Operation("tenants.add", "POST", "/tenants", TenantArguments, "Add a tenant"),
+        Operation("tenants.list", "GET", "/tenants", "operator", PageArguments, "List the tenants"),
+        Operation(
+            "tenants.show",
+            "GET",
+            "/tenants/{name}",
+            "operator",
+            TenantNameArguments,
+            "Show a tenant",
+        ),
+        Operation("tenants.add", "POST", "/tenants", "admin", TenantArguments, "Add a tenant"),
         Operation(
             "tenants.change",
             "PATCH",
             "/tenants/{name}",
+            "admin",
             TenantArguments,
             "Change the limits of a tenant that are given",
         ),
@@ -216,23 +270,57 @@ OPERATIONS = {
             "tenants.remove",
             "DELETE",
             "/tenants/{name}",
+            "admin",
             TenantNameArguments,
             "Remove a tenant with its keys",
         ),
-        Operation("keys.list", "GET", "/keys", PageArguments, "List the managed keys"),
-        Operation("keys.create", "POST", "/keys", KeyArguments, "Create a key; it is shown once"),
+        Operation(
+            "prices.list", "GET", "/prices", "operator", PricePageArguments, "List what models cost"
+        ),
+        Operation(
+            "prices.set",
+            "PUT",
+            "/prices/{name:path}",
+            "admin",
+            PriceArguments,
+            "Enter what a model costs from now on",
+        ),
+        Operation("keys.list", "GET", "/keys", "operator", PageArguments, "List the managed keys"),
+        Operation(
+            "keys.create", "POST", "/keys", "admin", KeyArguments, "Create a key; it is shown once"
+        ),
+        Operation(
+            "keys.bootstrap",
+            "POST",
+            "/bootstrap",
+            "admin",
+            BootstrapArguments,
+            "Create the first key with the scope admin; it is shown once",
+        ),
         Operation(
             "keys.rotate",
             "POST",
             "/keys/{id}/rotate",
+            "admin",
             RotationArguments,
             "Replace a key by a new one, and let the old one expire",
         ),
-        Operation("keys.revoke", "DELETE", "/keys/{id}", KeyIdArguments, "Revoke a key for good"),
-        Operation("denials.list", "GET", "/denials", PageArguments, "List the denied tokens"),
-        Operation("denials.add", "POST", "/denials", DenialArguments, "Deny tokens of an issuer"),
         Operation(
-            "denials.remove", "DELETE", "/denials/{id}", KeyIdArguments, "Deny tokens no more"
+            "keys.revoke", "DELETE", "/keys/{id}", "admin", KeyIdArguments, "Revoke a key for good"
+        ),
+        Operation(
+            "denials.list", "GET", "/denials", "operator", PageArguments, "List the denied tokens"
+        ),
+        Operation(
+            "denials.add", "POST", "/denials", "admin", DenialArguments, "Deny tokens of an issuer"
+        ),
+        Operation(
+            "denials.remove",
+            "DELETE",
+            "/denials/{id}",
+            "admin",
+            KeyIdArguments,
+            "Deny tokens no more",
         ),
     )
 }

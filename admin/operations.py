@@ -1,7 +1,7 @@
 """What each operation does with the registry and the tenants; all answers are JSON objects."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel
@@ -23,6 +23,7 @@ from registry.tenants import TenantNotFound, Tenants
 from streams.errors import ModelNotFound
 
 JsonBody = dict[str, Any]
+K = TypeVar("K", str, int)
 Handler = Callable[[Any], Awaitable[JsonBody]]
 # Of the records in one answer; more are on the next page. NATS carries a message of 1 MB
 _PAGE_BYTES = 400_000
@@ -57,7 +58,12 @@ class Operations:
 
     async def _list_models(self, page: PageArguments) -> JsonBody:
         models = self._registry.models
-        return make_page(models, lambda name: self._describe_model(models[name]), page)
+        return make_page(
+            models,
+            lambda name: self._describe_model(models[name]),
+            after=page.after,
+            limit=page.limit,
+        )
 
     async def _show_model(self, arguments: NameArguments) -> JsonBody:
         """Answer with the model, and with the version and the adapter that the name means."""
@@ -86,7 +92,9 @@ class Operations:
 
     async def _list_aliases(self, page: PageArguments) -> JsonBody:
         aliases = self._registry.aliases
-        return make_page(aliases, lambda name: dump_record(aliases[name]), page)
+        return make_page(
+            aliases, lambda name: dump_record(aliases[name]), after=page.after, limit=page.limit
+        )
 
     async def _put_alias(self, arguments: AliasArguments) -> JsonBody:
         await self._registry.set_alias(arguments.name, arguments.model, arguments.version)
@@ -98,7 +106,12 @@ class Operations:
 
     async def _list_tenants(self, page: PageArguments) -> JsonBody:
         tenants = self._tenants.by_name
-        return make_page(tenants, lambda name: self._describe_tenant(tenants[name]), page)
+        return make_page(
+            tenants,
+            lambda name: self._describe_tenant(tenants[name]),
+            after=page.after,
+            limit=page.limit,
+        )
 
     async def _show_tenant(self, arguments: TenantNameArguments) -> JsonBody:
         return self._describe_tenant(self._get_tenant(arguments.name))
@@ -145,16 +158,16 @@ def dump_record(record: BaseModel) -> JsonBody:
 
 
 def make_page(
-    names: Iterable[str], describe: Callable[[str], JsonBody], page: PageArguments
+    names: Iterable[K], describe: Callable[[K], JsonBody], *, after: K, limit: int
 ) -> JsonBody:
-    """Return records in order of name, as many as the page and the size of an answer allow.
+    """Return records in order of name, at most `limit` and as an answer may be large.
 
-    There is always one if any is left.
+    Those up to `after` are left out. There is always one if any is left.
     """
-    left = sorted(name for name in names if name > page.after)
+    left = sorted(name for name in names if name > after)
     data: list[JsonBody] = []
     size = 0
-    for name in left[: page.limit]:
+    for name in left[:limit]:
         record = describe(name)
         size += len(orjson.dumps(record))
         if data and size > _PAGE_BYTES:

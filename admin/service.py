@@ -1,9 +1,10 @@
-"""`millstream admin`: declares streams and buckets, changes models and tenants for operators."""
+"""`millstream admin`: declares streams and buckets, and changes records for operators."""
 
 import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -17,7 +18,9 @@ from admin.key_operations import KeyOperations
 from admin.metrics import DECLARING
 from admin.nats_api import serve_nats
 from admin.operations import Operations
+from admin.price_operations import PriceOperations
 from admin.settings import AdminSettings
+from api.authentication.authenticator import Authenticator
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
 from registry.kv_records import KvRecords
@@ -25,7 +28,9 @@ from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams.broker.broker_client import Broker, connect
+from streams.broker.clock_sync import sample_once
 from streams.broker.declaration import WAIT_SECONDS
+from streams.broker.retry import retry_forever
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.errors import MillstreamError
@@ -49,7 +54,7 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
     configured key of two tenants, and `BrokerUnavailable` if the broker does not answer at the
     start; those of the broker in an exception group.
     """
-    keys = AdminKeys(_read_keys(settings))
+    own_keys = _read_keys(settings)
     pepper = read_pepper(settings.key_pepper_file) if settings.key_pepper_file else None
     checks: dict[str, Callable[[], bool]] = {"nats": not_yet, "records": not_yet}
     async with AsyncExitStack() as stack:
@@ -67,18 +72,30 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             campaign = tasks.create_task(lease.run(), name="lease")
             await lease.answered.wait()
             records = await _open_records(stack, broker, lease, settings)
-            registry, tenants, managed_keys, _ = records
+            registry, tenants, managed_keys, prices = records
             scale = Scale(settings.replicas, settings.shards)
             declarer = Declarer(broker, lease, records, scale, settings.ledger_limits)
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
             operations = Operations(registry, tenants, managed_keys)
-            api = AdminApi({**operations.handlers, **key_operations.handlers})
+            price_operations = PriceOperations(registry, prices)
+            api = AdminApi(
+                {
+                    **operations.handlers,
+                    **key_operations.handlers,
+                    **price_operations.handlers,
+                }
+            )
+            authenticator = Authenticator(
+                tenants, managed_keys, pepper, (), broker.clock.now, refuses_weak=False
+            )
+            keys = AdminKeys(own_keys, authenticator)
             checks["records"] = lambda: True
             server = AdminServer(build_app(api, keys, checks))
             working = [
                 campaign,
                 tasks.create_task(declarer.run(), name="declarer"),
+                tasks.create_task(retry_forever(partial(sample_once, broker)), name="clock"),
                 tasks.create_task(serve_nats(broker, api), name="nats"),
             ]
             serving = tasks.create_task(server.serve([listener]), name="http")

@@ -60,6 +60,12 @@ COMMANDS = (
         "admin.service:run",
     ),
     Command(
+        "admin bootstrap",
+        "create the first API key with the scope admin, and show it this once",
+        "millstream.keys.settings:BootstrapSettings",
+        "millstream.keys.commands:bootstrap",
+    ),
+    Command(
         "gateway",
         "serve HTTP and WebSocket clients",
         "gateway.settings:GatewaySettings",
@@ -293,10 +299,11 @@ COMMANDS = (
 def find_command(words: list[str]) -> tuple[Command, list[str]] | None:
     """Return the command whose name `words` begin with, and the list of the words after the name.
 
-    None if `words` begin with no command's name; for example, `models` alone is none.
+    Of two such names the longer one counts: `admin bootstrap` is not `admin` with a word. None if
+    `words` begin with no command's name; for example, `models` alone is none.
     """
-    for command in COMMANDS:
-        name = command.name.split()
-        if words[: len(name)] == name:
-            return command, words[len(name) :]
+    for length in (2, 1):
+        for command in COMMANDS:
+            if command.name.split() == words[:length]:
+                return command, words[length:]
     return None

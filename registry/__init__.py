@@ -13,6 +13,7 @@ checkpoints/            compares weights and tokeniser with config.json; what th
 lora_inspection         checks a peft adapter against its model, by tensor shapes
 models, tenant_records  the records: Model, Version, Adapter, Alias; Tenant, ApiKey
 kv_view                 a KV bucket as a live mapping, written by compare-and-set
+price_records           the record of one price, and prices of a million tokens
 price_book              numbered prices of models, over such a view
 kv_records              a bucket's records by type: what registry, tenants, keys and prices are
 store, tenants          registry and tenants over such views; services look up here without waiting

@@ -2,47 +2,22 @@
 
 A new price is a new entry; a request is billed by the entry that was its model's when it was
 accepted, so a change of prices never bills the past anew. Any service looks prices up without
-waiting; `PriceBook.set_price` is the one place that writes them.
+waiting; the admin service alone writes them, by `PriceBook.set_price`.
 """
 
 from collections.abc import Sequence
 from functools import partial
 
-from pydantic import Field
-
 from registry.kv_records import KvRecords
 from registry.kv_view import Declares, never
-from registry.models import Model, ModelName, Record
+from registry.models import Model
+from registry.price_records import PriceRecord
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError
-from streams.usage_accounts import NO_CURRENCY, PICO, Price, PriceEntry
+from streams.usage_accounts import NO_CURRENCY, Price, PriceEntry
 
 BUCKET = "prices"
 _ENTRY = "entry."
-_CURRENCY = r"^[A-Z]{3}$"  # ISO 4217
-
-
-class PriceRecord(Record):
-    """An entry of the price book: what a token of one model costs from this version on.
-
-    `version` counts the entries of all models together, from 1. Prices are of one token, as
-    integers in 10⁻¹² of the currency; `cached` is that of a prompt token which a prefix cache had,
-    None if it costs the same. `created` is epoch seconds.
-    """
-
-    version: int = Field(ge=1)
-    model: ModelName
-    currency: str = Field(pattern=_CURRENCY)
-    prompt: int = Field(ge=0, le=PICO)
-    completion: int = Field(ge=0, le=PICO)
-    cached: int | None = Field(default=None, ge=0, le=PICO)
-    created: int
-
-    @property
-    def entry(self) -> PriceEntry:
-        """The entry as requests carry it."""
-        price = Price(self.prompt, self.completion, self.cached)
-        return PriceEntry(self.version, self.currency, price)
 
 
 class PriceRefused(MillstreamError):

@@ -56,6 +56,7 @@ HTTP_STATUS: dict[str, int] = {
     "key_taken": 409,
     "key_not_found": 404,
     "key_ended": 409,
+    "admin_key_exists": 409,
     "no_key_pepper": 409,
     "name_taken": 409,
     "tenant_configured": 409,

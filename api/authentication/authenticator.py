@@ -161,7 +161,9 @@ class Authenticator:
     def _find_sealed(self, parts: KeyText) -> ManagedKey:
         """Return the record of a key whose secret is right."""
         if self._pepper is None:
-            raise Unauthenticated("this gateway takes no managed keys: it was given no pepper")
+            raise Unauthenticated(
+                "no managed keys are taken here: this service was given no pepper"
+            )
         record = self._keys.get(parts.id)
         if record is None:
             raise Unauthenticated("this API key is not known")

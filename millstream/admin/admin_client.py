@@ -62,16 +62,20 @@ async def admin_client(settings: AdminClientSettings) -> AsyncIterator[AdminClie
         yield NatsAdminClient(broker)
 
 
-async def list_all(client: AdminClient, operation: str) -> list[JsonBody]:
-    """Return all records of an operation that lists them, page by page; raises as `call`."""
+async def list_all(
+    client: AdminClient, operation: str, *, by: str = "name", **arguments: Any
+) -> list[JsonBody]:
+    """Return all records of an operation that lists them, page by page; raises as `call`.
+
+    `by` is the field by which they are ordered.
+    """
     found: list[JsonBody] = []
     while True:
-        last = found[-1] if found else {"name": ""}
-        after = last.get("id") or last["name"]
-        page = await client.call(operation, after=after)
+        page = await client.call(operation, **arguments)
         found += page["data"]
         if not page["has_more"]:
             return found
+        arguments["after"] = found[-1][by]
 
 
 async def put_model(admin: AdminClient, model: Model, alias: str | None = None) -> None:

@@ -31,7 +31,8 @@ class AdminClientSettings(ClientSettings):
     )
     admin_key: SecretStr | None = Field(
         None,
-        description="key of the admin service; in the data directory of a running `millstream up`",
+        description="key of the admin service, or a managed key with the scope admin or operator; "
+        "that of a running `millstream up` is in its data directory",
         json_schema_extra=NO_FLAG,
     )
     admin_key_file: Path | None = Field(None, description="file with the key of the admin service")

@@ -1,4 +1,4 @@
-"""The commands `millstream keys create`, `list`, `rotate` and `revoke`."""
+"""The commands `millstream keys create`, `list`, `rotate`, `revoke`, and `admin bootstrap`."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -9,6 +9,7 @@ from millstream.admin.admin_client import JsonBody, admin_client, list_all
 from millstream.admin.console_output import make_console, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.keys.settings import (
+    BootstrapSettings,
     CreateKeySettings,
     ListKeysSettings,
     RevokeKeySettings,
@@ -42,6 +43,16 @@ async def create(settings: CreateKeySettings, stop: asyncio.Event) -> None:
     _print_key(made, settings.as_json)
 
 
+async def bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:
+    """Create the first key with the scope `admin` and print it, this once.
+
+    Raises as `AdminClient.call`: also if one works already, unless `settings.force`.
+    """
+    async with admin_client(settings) as admin:
+        made = await admin.call("keys.bootstrap", force=settings.force)
+    _print_key(made, settings.as_json)
+
+
 async def rotate(settings: RotateKeySettings, stop: asyncio.Event) -> None:
     """Replace a key and print the new one, this once; raises as `AdminClient.call`."""
     async with admin_client(settings) as admin:
@@ -65,7 +76,7 @@ async def list_keys(settings: ListKeysSettings, stop: asyncio.Event) -> None:
     Raises as `AdminClient.call`.
     """
     async with admin_client(settings) as admin:
-        keys = await list_all(admin, "keys.list")
+        keys = await list_all(admin, "keys.list", by="id")
     if settings.as_json:
         print_json_lines(keys)
     else:

@@ -1,4 +1,4 @@
-"""Settings of `millstream keys create`, `list`, `rotate` and `revoke`."""
+"""Settings of `millstream keys create`, `list`, `rotate`, `revoke`, and of `admin bootstrap`."""
 
 from pydantic import Field
 
@@ -39,6 +39,17 @@ class CreateKeySettings(AdminClientSettings):
     )
     expires: Duration | None = Field(
         None, gt=0, description="how long it works, such as 30d", json_schema_extra=FLAG_ONLY
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+
+class BootstrapSettings(AdminClientSettings):
+    """Settings of `millstream admin bootstrap`."""
+
+    force: bool = Field(
+        False,
+        description="make a key although one with the scope admin works, which stays",
+        json_schema_extra=FLAG_ONLY,
     )
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 

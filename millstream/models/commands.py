@@ -4,12 +4,17 @@ All ask the admin service. `models add` reads the files itself, where they lie, 
 """
 
 import asyncio
-from dataclasses import replace
 
 from rich import print_json
 from rich.table import Table
 
-from millstream.admin.admin_client import JsonBody, admin_client, list_all, put_model
+from millstream.admin.admin_client import (
+    AdminClient,
+    JsonBody,
+    admin_client,
+    list_all,
+    put_model,
+)
 from millstream.admin.console_output import make_console, make_whole_table, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import (
@@ -19,11 +24,11 @@ from millstream.models.settings import (
     RemoveSettings,
     ShowSettings,
 )
-from millstream.prices.commands import open_price_book
 from registry.artifact_verification import SHORT_DIGEST
 from registry.lora_inspection import adapter_from
 from registry.model_inspection import make_record, require_servable
 from registry.models import INHERITED_FIELDS, Adapter, Model
+from registry.price_records import per_million
 from registry.remote_models import RemoteServer, find_needed_settings, remote_model
 
 _COLUMNS = (
@@ -60,19 +65,23 @@ async def _add_model(settings: AddSettings) -> None:
         await put_model(admin, model, settings.alias)
         if "prompt_price" in given or "completion_price" in given:
             found = await admin.call("models.show", name=model.name)
-            await _enter_price(settings, Model.model_validate(found["model"]))
+            await _enter_price(admin, Model.model_validate(found["model"]))
     console = make_console()
     for warning in warnings:
         console.print(f"warning: {warning}")
     console.print(f"{model.name}@{model.default_version}: {_summary(model)}")
 
 
-async def _enter_price(settings: AddSettings, model: Model) -> None:
+async def _enter_price(admin: AdminClient, model: Model) -> None:
     """Enter the price in a model's record into the price book; a cached token's price stays."""
-    async with open_price_book(settings) as (_, prices):
-        current = prices.current(model.name)
-        price = replace(model.price, cached=current.cached if current else None)
-        await prices.set_price(model.name, prices.currency, price)
+    current = await list_all(admin, "prices.list", by="version", model=model.name)
+    await admin.call(
+        "prices.set",
+        name=model.name,
+        prompt=per_million(model.price.prompt),
+        completion=per_million(model.price.completion),
+        cached=current[0]["cached"] if current else None,
+    )
 
 
 def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:

@@ -1,27 +1,13 @@
 """Settings of `millstream prices set` and `millstream prices list`."""
 
-from decimal import Decimal
-from typing import Annotated
+from pydantic import Field
 
-from pydantic import AfterValidator, Field
-
-from streams.base_settings import FLAG_ONLY, POSITIONAL, ClientSettings
-from streams.usage_accounts import PICO_PER_MILLION
-
-_MAX_PRICE = 10**6  # of a million tokens: what a request costs, in 10⁻¹², stays below 2⁶³
+from millstream.admin.settings import AdminClientSettings
+from registry.price_records import CURRENCY, MillionPrice
+from streams.base_settings import FLAG_ONLY, POSITIONAL
 
 
-def _check_exact(price: Decimal) -> Decimal:
-    """Return `price`; raises ValueError if one token would cost a fraction of 10⁻¹²."""
-    if price * PICO_PER_MILLION % 1:
-        raise ValueError(f"{price} has more than 6 decimals, which sums could not keep exact")
-    return price
-
-
-MillionPrice = Annotated[Decimal, Field(ge=0, le=_MAX_PRICE), AfterValidator(_check_exact)]
-
-
-class PriceSettings(ClientSettings):
+class PriceSettings(AdminClientSettings):
     """Settings of `millstream prices set`; prices are of a million tokens."""
 
     model: str = Field(description="name of the model", json_schema_extra=POSITIONAL)
@@ -39,14 +25,14 @@ class PriceSettings(ClientSettings):
     )
     currency: str | None = Field(
         None,
-        pattern="^[A-Z]{3}$",
+        pattern=CURRENCY,
         description="code of ISO 4217, such as USD; that of the newest price unless given",
         json_schema_extra=FLAG_ONLY,
     )
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
-class PriceListSettings(ClientSettings):
+class PriceListSettings(AdminClientSettings):
     """Settings of `millstream prices list`."""
 
     all: bool = Field(

@@ -69,6 +69,11 @@ class Keys(KvRecords[_Entry]):
         found = (self._view.values.get(_DENIAL + id) for id in ids)
         return any(isinstance(each, Denial) and each.covers(issued_at) for each in found)
 
+    def find_admin(self, pepper: Pepper, now: float) -> ManagedKey | None:
+        """Return a key with the scope `admin` that works under this pepper; None if none does."""
+        found = (key for key in self.all.values() if "admin" in key.scopes)
+        return next((key for key in found if _is_working(key, pepper, now)), None)
+
     async def create(self, wanted: ManagedKey) -> None:
         """Store a key that `make_key` made."""
         await self._view.write(_KEY + wanted.id, lambda _: _encode(wanted))
@@ -149,6 +154,11 @@ def make_key(rights: ApiKey, pepper: Pepper, now: float) -> tuple[KeyText, Manag
     fields |= {"id": text.id, "name": rights.name or text.id, "source": "api", "is_weak": False}
     seal = pepper.seal(text.id, text.secret)
     return text, ManagedKey(**fields, seal=seal, pepper=pepper.fingerprint, created_at=now)
+
+
+def _is_working(key: ManagedKey, pepper: Pepper, now: float) -> bool:
+    has_ended = key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now)
+    return not has_ended and not key.is_disabled and key.pepper == pepper.fingerprint
 
 
 def _check_usable(id: str, key: _Entry | None, now: float) -> ManagedKey:

@@ -24,10 +24,9 @@ from millstream.models.settings import (
     RemoveSettings,
     ShowSettings,
 )
-from millstream.prices.commands import open_price_book
 from registry.artifact_verification import ArtifactRefused
+from registry.price_book import PriceBook
 from registry.store import Registry
-from streams.base_settings import ClientSettings
 from streams.broker.broker_client import connect
 from streams.subjects import Priority
 from streams.usage_accounts import NO_CURRENCY, Price, PriceEntry
@@ -312,13 +311,15 @@ async def test_a_new_version_costs_what_the_model_did(nats_url: str) -> None:
     async with registry_at(nats_url) as registry:
         model = registry.models["far"]
         assert (len(model.versions), model.prompt_price, model.completion_price) == (2, 2, 3)
-    async with open_price_book(ClientSettings(nats=nats_url)) as (_, prices):
+    async with connect(nats_url, "test") as broker:
+        prices = await PriceBook.open(broker)
         entries = [record.entry for record in prices.records]
         assert entries == [
             PriceEntry(1, NO_CURRENCY, Price(2_000_000, 0)),
             PriceEntry(2, NO_CURRENCY, Price(2_000_000, 3_000_000)),
         ]
         assert prices.entry_for(model) == entries[-1]
+        await prices.close()
 
 
 async def test_limits_are_given_and_stay(nats_url: str, files: Path) -> None:

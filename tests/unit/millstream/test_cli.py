@@ -3,7 +3,7 @@
 import pytest
 
 from millstream import cli
-from millstream.command_table import COMMANDS, Command
+from millstream.command_table import COMMANDS, Command, find_command
 from millstream.settings_loader import fields_by_key, is_positional, is_table, to_flag
 
 by_name = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -73,6 +73,12 @@ def test_a_slip_stops_with_a_hint_and_status_2(
 ) -> None:
     """Nothing starts with half of what was meant."""
     assert message in complaint(capsys, *words)
+
+
+@by_name
+def test_a_command_is_found_by_its_whole_name(command: Command) -> None:
+    """Also one whose first word is a command itself, as `admin bootstrap`."""
+    assert find_command([*command.name.split(), "--help"]) == (command, ["--help"])
 
 
 def test_options_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ ADMIN_ONLY = {
     "key_taken",
     "key_not_found",
     "key_ended",
+    "admin_key_exists",
     "no_key_pepper",
     "name_taken",
     "tenant_configured",
