@@ -73,11 +73,17 @@ class KeyRotation(CellDirectory):
         return self.path / SIGNING / f"{name}.next.seed"
 
     def _use_next_seeds(self, cell: CellState) -> None:
-        """Sign with new keys of accounts from now on: they are listed."""
+        """Sign with the new keys of accounts from now on, if they are listed."""
         for state in cell.accounts.values():
-            for name in (state.name, *map(role_file, state.roles)):
-                if (file := self._next_file(name)).exists():
-                    file.replace(self.path / SIGNING / f"{name}.seed")
+            self._use_next_seed(state.name, KeyKind.ACCOUNT, state.signing)
+            for role, keys in state.roles.items():
+                self._use_next_seed(role_file(role), KeyKind.ACCOUNT, keys)
+
+    def _use_next_seed(self, name: str, kind: KeyKind, listed: Sequence[str]) -> None:
+        """One that is not listed was left by a kill: it waits for the next rotation."""
+        file = self._next_file(name)
+        if file.exists() and self._next_key(name, kind).public in listed:
+            file.replace(self.path / SIGNING / f"{name}.seed")
 
     def renew_users(self) -> Sequence[str]:
         """Make credentials and keys of all users in `users/` anew; returns the users' names.
@@ -171,13 +177,12 @@ class KeyRotation(CellDirectory):
     def use_operator_key(self) -> None:
         """Sign accounts with the operator's new key from now on: the servers know it."""
         with self._locked():
-            if (file := self._next_file(OPERATOR)).exists():
-                cell, now = self.read(), time.time()
-                for state in cell.accounts.values():
-                    issued_at = next_issued_at(state.issued_at, now)
-                    cell = cell.with_account(replace(state, issued_at=issued_at))
-                self._write(cell)
-                file.replace(self.path / SIGNING / f"{OPERATOR}.seed")
+            cell, now = self.read(), time.time()
+            for state in cell.accounts.values():
+                issued_at = next_issued_at(state.issued_at, now)
+                cell = cell.with_account(replace(state, issued_at=issued_at))
+            self._write(cell)
+            self._use_next_seed(OPERATOR, KeyKind.OPERATOR, cell.operator_signing)
 
     def finish_operator(self, seed_file: Path | None = None) -> None:
         """Drop the operator's old signing key; servers drop it when they are restarted.

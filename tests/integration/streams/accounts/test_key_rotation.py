@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -185,3 +186,21 @@ async def test_connections_with_old_credentials_hold_up_the_end(cell: AccountsCe
         await rotate(cell, "accounts", finish=True, cut=True)
         await client.was_closed.wait()
     assert not await cell.is_let_in(thief)
+
+
+async def test_every_server_is_told(
+    three: AccountsCell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the operator's key is not used before each of them can know it, also one that is down."""
+    three.directory.add_user("system", UserClass.SYSTEM)
+    await rotate(three, "accounts", as_json=True)
+    assert json.loads(capsys.readouterr().out)["told"] == ["n0", "n1", "n2"]
+    await rotate(three, "operator")
+    three.nodes[2].kill()
+    await eventually(lambda: three.has_servers(2))
+    with pytest.raises(RotationRefused, match="n2 does not answer"):
+        await rotate(three, "operator", finish=True)
+    three.nodes[2].start()
+    await eventually(lambda: three.has_servers(3))
+    with pytest.raises(RotationRefused, match="n0, n1 does not know the operator's key"):
+        await rotate(three, "operator", finish=True)

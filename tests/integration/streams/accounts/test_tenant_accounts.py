@@ -174,9 +174,10 @@ async def test_a_tenants_credentials_are_good_until_the_old_keys_are_dropped(
     async with declared.connected(old) as client:
         heard = await client.subscribe("infer.reply.acme.>")
         await client.flush()
-        keys.begin_accounts()
-        for token in keys.account_tokens():
-            await push(declared, token)
+        async with declared.client(UserClass.SYSTEM) as system:
+            keys.begin_accounts()
+            for token in keys.account_tokens():
+                await push_claims(system, token)
         keys.renew_users()
         new = keys.tenant_credentials("acme")
         async with declared.connected(read_credentials(gateway_file, 0)) as gateway:

@@ -169,6 +169,27 @@ def test_a_rotation_that_is_killed_anywhere_can_be_repeated(
     assert number > 8
 
 
+def test_what_a_killed_start_leaves_is_not_used_before_it_is_listed(
+    cell: KeyRotation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on with the next step, instead of repeating, shuts nobody out."""
+    old = account_keys(cell), cell.read().operator_signing
+    for begin in (cell.begin_accounts, cell.begin_operator):
+        _kill_at(monkeypatch, 2)
+        with pytest.raises(Killed):
+            begin()
+        monkeypatch.undo()
+    cell.finish_accounts()
+    cell.use_operator_key()
+    cell.finish_operator()
+    assert (account_keys(cell), cell.read().operator_signing) == old
+    _check_usable(cell)
+    rotate_accounts(cell)
+    rotate_operator(cell)
+    assert not account_keys(cell) & old[0]
+    assert not list((cell.path / SIGNING).glob("*.next.seed"))
+
+
 def _kill_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """The process ends before its rename of this number."""
     left, replace = iter(range(1, number)), Path.replace
