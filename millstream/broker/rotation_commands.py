@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from nats.aio.client import Client
@@ -14,10 +13,9 @@ from millstream.broker.rotation_settings import RotationSettings
 from streams.accounts.key_rotation import KeyRotation, RotationRefused
 from streams.broker.account_claims import list_issuers, list_trusted_keys, push_claims
 from streams.broker.reconnecting_client import ReconnectingClient
-from streams.broker.retry import retry_for
 from streams.connection_files import ConnectionFiles
 
-_PUSH_SECONDS = 30.0  # for one account; a server that stalls is asked again
+_PUSH_SECONDS = 30.0  # for one account: a server may stall for a while
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,7 @@ async def _tell(cell: KeyRotation, client: Client | None) -> Sequence[str]:
     await _check_trust(cell, client, cell.operator_signer())
     told: set[str] = set()
     for token in cell.account_tokens():
-        update = await retry_for(_PUSH_SECONDS, partial(push_claims, client, token))
-        told |= update.taken
+        told |= (await push_claims(client, token, _PUSH_SECONDS)).taken
     return sorted(told)
 
 

@@ -94,18 +94,20 @@ class KeyRotation(CellDirectory):
             accounts = {state.public: state for state in self.read().accounts.values()}
             users = {file: each for file, each in self._users().items() if _is_good(each)}
             for file, user in users.items():
-                write_credentials(file, self._renewed_user(user, accounts[user.account]))
+                write_credentials(file, self._renewed_user(user, accounts.get(user.account)))
         return [user.name for user in users.values()]
 
     def _users(self) -> dict[Path, UserCredentials]:
         files = sorted((self.path / "users").glob("*.creds"))
         return {file: read_credentials(file, now=0) for file in files}
 
-    def _renewed_user(self, user: UserCredentials, account: AccountState) -> UserCredentials:
+    def _renewed_user(self, user: UserCredentials, account: AccountState | None) -> UserCredentials:
         tags = decode(user.token)["nats"].get("tags", [])
-        if (user_class := class_of(tags)) is None:
+        user_class = class_of(tags)
+        if account is None or user_class is None:
             raise InvalidCellDirectory(
-                self.path, f"has a user {user.name!r} of no class: remove its file from users/"
+                self.path,
+                f"has a user {user.name!r} that was not made here: remove its file from users/",
             )
         made = NewUser(user_class, user.name, KeyPair.generate(KeyKind.USER), user.expires_at)
         signer, now = self._user_signer(user_class, account), time.time()

@@ -10,7 +10,7 @@ import pytest
 from streams.accounts.access import UserClass
 from streams.accounts.cell_directory import InvalidCellDirectory
 from streams.accounts.claims_token import decode
-from streams.accounts.credentials_file import read_credentials
+from streams.accounts.credentials_file import read_credentials, write_credentials
 from streams.accounts.key_rotation import KeyRotation, RotationRefused
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
@@ -92,6 +92,26 @@ def test_users_with_old_credentials_hold_up_the_end(cell: KeyRotation) -> None:
     assert cell.renew_users() == ["system", "w1"]
     cell.finish_accounts()
     assert cell.renew_users() == ["system", "w1"]
+
+
+def test_a_user_of_another_cell_is_told(cell: KeyRotation, tmp_path: Path) -> None:
+    """Its account is not here, so nothing here could sign it."""
+    other = KeyRotation.create(tmp_path / "other", shards=1)
+    shutil.copy(other.add_user("g1", UserClass.GATEWAY), cell.user_file("g1"))
+    with pytest.raises(InvalidCellDirectory, match="a user 'g1' that was not made here"):
+        cell.renew_users()
+
+
+def test_a_tenants_user_keeps_its_own_rights(cell: KeyRotation) -> None:
+    """A file of it may lie beside the others; it is younger than the tenant's last exclusion."""
+    cell.disable_tenant("acme")
+    cell.add_tenant("acme")
+    before = cell.tenant_credentials("acme")
+    write_credentials(cell.user_file("acme"), before)
+    cell.renew_users()
+    after = read_credentials(cell.user_file("acme"), 0)
+    assert after.issued_at >= before.issued_at
+    assert decode(after.token)["nats"] == decode(before.token)["nats"]
 
 
 def test_the_operator_signs_with_a_new_key_once_servers_know_it(cell: KeyRotation) -> None:
