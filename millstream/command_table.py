@@ -174,6 +174,12 @@ COMMANDS = (
         "millstream.broker.commands:add_user",
     ),
     Command(
+        "broker rotate",
+        "replace signing keys of NATS and users' credentials while everything runs",
+        "millstream.broker.rotation_settings:RotationSettings",
+        "millstream.broker.rotation_commands:rotate",
+    ),
+    Command(
         "broker backup",
         "write all streams of a NATS server or cluster to a folder",
         "millstream.broker.backup_settings:BackupSettings",

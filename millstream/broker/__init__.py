@@ -1,6 +1,7 @@
 """`millstream broker …`: keys, accounts and users of the NATS servers, and their stored streams.
 
 settings, commands                `init` and `user`
+rotation_settings, rotation_commands    `rotate`
 backup_settings, backup_commands  `backup`, `restore` and `move`
 backup_manifest                   what a backup consists of: the folder's files and their checksums
 stream_snapshots                  one stream to a file and back, by JetStream's API

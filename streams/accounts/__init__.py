@@ -10,5 +10,6 @@ rights_table             the table in Markdown, for docs/accounts.md
 minting                  tokens of accounts and users, made of signing keys and the table
 server_configuration     what a nats-server's file says of accounts
 cell_directory           a cell's keys and credentials on disk, in private_file's files
+key_rotation             signing keys replaced: new ones beside the old ones, then without them
 Running servers are told of accounts by `streams/broker/account_claims.py`.
 """

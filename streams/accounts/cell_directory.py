@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from streams.accounts import minting
 from streams.accounts.access import ACCOUNT_OF, ROLES, UserClass
@@ -32,8 +32,9 @@ from streams.accounts.server_configuration import AccountsBlock
 from streams.errors import BrokerMisconfigured
 from streams.subjects import token
 
-_CELL, _LOCK, _OPERATOR = "cell.json", "cell.lock", "operator"
-_IDENTITY, _SIGNING = Path("keys/identity"), Path("keys/signing")
+_CELL, _LOCK, OPERATOR = "cell.json", "cell.lock", "operator"
+IDENTITY, SIGNING = Path("keys/identity"), Path("keys/signing")
+OPERATOR_TOKEN = f"{OPERATOR}.jwt"
 TENANT_PREFIX = "T_"  # of the names of tenants' accounts, which are in lower case after it
 
 
@@ -89,11 +90,11 @@ class CellDirectory:
 
     def _make_folders(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (_IDENTITY.parent, _IDENTITY, _SIGNING, Path("users"), Path("nodes")):
+        for folder in (IDENTITY.parent, IDENTITY, SIGNING, Path("users"), Path("nodes")):
             (self.path / folder).mkdir(mode=0o700, exist_ok=True)
 
     @classmethod
-    def open(cls, path: Path) -> "CellDirectory":
+    def open(cls, path: Path) -> Self:
         """Return a directory that `create` has made; raises `InvalidCellDirectory`."""
         cell = cls(path)
         cell.read()
@@ -101,32 +102,36 @@ class CellDirectory:
 
     def _make_keys(self, shards: int) -> None:
         """Make all keys; one file, written last, says that they are complete."""
-        if any(each for each in (self.path / _IDENTITY).iterdir()):
+        if any(each for each in (self.path / IDENTITY).iterdir()):
             raise InvalidCellDirectory(
                 self.path,
                 f"has keys but no {_CELL}: bring that file back, or make another directory",
             )
-        operator, signing = self._make_pair(_OPERATOR, KeyKind.OPERATOR)
+        operator, signing = self._make_pair(OPERATOR, KeyKind.OPERATOR)
         state = CellState(operator.public, (signing.public,), shards)
         for account in BrokerAccount:
             state = state.with_account(self._make_account(account))
         system = state.accounts[BrokerAccount.SYSTEM].public
-        claims = operator_claims("millstream", operator.public, [signing.public], system)
-        token = encode({**claims, "iat": int(time.time())}, operator)
-        write_new(self.path / f"{_OPERATOR}.jwt", token)
+        self._write_operator(operator, [signing.public], system)
         self._write(state)
+
+    def _write_operator(self, identity: KeyPair, signing: Sequence[str], system: str) -> None:
+        """Write the operator's claims, with the public keys that sign for it."""
+        claims = operator_claims("millstream", identity.public, signing, system)
+        token = encode({**claims, "iat": int(time.time())}, identity)
+        write_whole(self.path / OPERATOR_TOKEN, token)
 
     def _make_account(self, name: str) -> AccountState:
         identity, signing = self._make_pair(name, KeyKind.ACCOUNT)
         roles = [each for each in ROLES if ACCOUNT_OF[each] == name]
         keys: dict[str, tuple[str, ...]] = {
-            role: (self._make_key(_SIGNING, _role_file(role), KeyKind.ACCOUNT).public,)
+            role: (self._make_key(SIGNING, role_file(role), KeyKind.ACCOUNT).public,)
             for role in roles
         }
         return AccountState(name, identity.public, (signing.public,), keys)
 
     def _make_pair(self, name: str, kind: KeyKind) -> tuple[KeyPair, KeyPair]:
-        return self._make_key(_IDENTITY, name, kind), self._make_key(_SIGNING, name, kind)
+        return self._make_key(IDENTITY, name, kind), self._make_key(SIGNING, name, kind)
 
     def _make_key(self, folder: Path, name: str, kind: KeyKind) -> KeyPair:
         pair = KeyPair.generate(kind)
@@ -161,26 +166,26 @@ class CellDirectory:
             yield
 
     def _signing_key(self, name: str, kind: KeyKind) -> KeyPair:
-        file = self.path / _SIGNING / f"{name}.seed"
+        file = self.path / SIGNING / f"{name}.seed"
         try:
             return KeyPair.from_seed(file.read_text(), kind)
         except OSError as error:
             raise InvalidCellDirectory(
-                self.path, f"lacks {_SIGNING / file.name} ({error.strerror}): bring it back"
+                self.path, f"lacks {SIGNING / file.name} ({error.strerror}): bring it back"
             ) from error
 
     def mint(self) -> Mint:
         """Return what signs this cell's accounts and users; raises `InvalidCellDirectory`."""
         state = self.read()
         keys = {str(each): self._signing_key(each, KeyKind.ACCOUNT) for each in BrokerAccount}
-        operator = self._signing_key(_OPERATOR, KeyKind.OPERATOR)
+        operator = self._signing_key(OPERATOR, KeyKind.OPERATOR)
         return Mint(operator, keys, state.accounts, state.shards)
 
     def accounts_block(self) -> AccountsBlock:
         """Return what every server's configuration says of accounts."""
         mint = self.mint()
         tokens = {mint.states[each].public: mint.account_token(each) for each in BrokerAccount}
-        operator = (self.path / f"{_OPERATOR}.jwt").read_text()
+        operator = (self.path / OPERATOR_TOKEN).read_text()
         return AccountsBlock(operator, mint.states[BrokerAccount.SYSTEM].public, tokens)
 
     def write_node(self, name: str, text: str) -> Path:
@@ -211,13 +216,17 @@ class CellDirectory:
             expires_at = None if seconds is None else int(time.time() + seconds)
             user = NewUser(user_class, name, self._user_key(file, user_class), expires_at)
             account = self.read().accounts[ACCOUNT_OF[user_class]]
-            file_name = _role_file(user_class) if user_class in account.roles else account.name
-            signer = self._signing_key(file_name, KeyKind.ACCOUNT)
+            signer = self._user_signer(user_class, account)
             made = minting.sign_process_user(
                 user, account.public, signer, pins or Pins(id=name), time.time()
             )
             write_credentials(file, made)
         return file
+
+    def _user_signer(self, user_class: UserClass, account: AccountState) -> KeyPair:
+        """The key that signs users of a class: that of its role, if it has one there."""
+        name = role_file(user_class) if user_class in account.roles else account.name
+        return self._signing_key(name, KeyKind.ACCOUNT)
 
     def _user_key(self, file: Path, user_class: UserClass) -> KeyPair:
         if not file.exists():
@@ -277,31 +286,6 @@ class CellDirectory:
         now = max([time.time(), *(cut + 1 for cut in state.revocations.values())])
         return minting.sign_tenant_user(user, state.public, signer, now)
 
-    def rotate_signing_keys(self) -> None:
-        """Make new signing keys of all accounts; those of before are good until the next rotation.
-
-        Tell the servers of it (`account_tokens`), by a system user whose credentials were made
-        before, and make credentials anew before the next one.
-        The operator's signing key stays: its identity key would have to sign the new one.
-        """
-        made: dict[str, KeyPair] = {}
-
-        def replaced(keys: tuple[str, ...], file_name: str) -> tuple[str, ...]:
-            made[file_name] = KeyPair.generate(KeyKind.ACCOUNT)
-            return (keys[-1], made[file_name].public)
-
-        with self._locked():
-            cell = self.read()
-            for name, state in cell.accounts.items():
-                signing = replaced(state.signing, name)
-                roles = {r: replaced(keys, _role_file(r)) for r, keys in state.roles.items()}
-                issued_at = next_issued_at(state.issued_at, time.time())
-                changed = replace(state, signing=signing, roles=roles, issued_at=issued_at)
-                cell = cell.with_account(changed)
-            self._write(cell)  # a crash after it leaves the old seeds, which are listed, too
-            for file_name, pair in made.items():
-                write_whole(self.path / _SIGNING / f"{file_name}.seed", pair.seed)
-
     def account_tokens(self) -> Sequence[str]:
         """Return the tokens of all accounts, tenants' too, in the order to tell servers of them.
 
@@ -317,7 +301,8 @@ class CellDirectory:
         return own + tenants
 
 
-def _role_file(role: str) -> str:
+def role_file(role: str) -> str:
+    """Return what the file of the signing key of a role is called, without its suffix."""
     return f"{role}-users"
 
 

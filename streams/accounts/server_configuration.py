@@ -16,6 +16,8 @@ from pathlib import Path
 _INTERVAL = "2s"
 _MONITORING = re.compile(r"(?:^#[^\n]*\n)*^http\w*:[^\n]*\n\n?", re.MULTILINE)
 _CLUSTER = re.compile(r"^cluster \{.*?^\}\n\n", re.MULTILINE | re.DOTALL)
+_ACCOUNTS = re.compile(r"^operator: .*\Z", re.MULTILINE | re.DOTALL)
+_RESOLVER_DIRECTORY = re.compile(r"^  dir: (\".*\")$", re.MULTILINE)
 _HEADER = re.compile(r"\A(?:#[^\n]*\n)+\n")
 NODE_STORE = "/data"
 
@@ -68,6 +70,13 @@ def node_configuration(
     if len(nodes) == 1:
         text = _CLUSTER.sub("", text)
     return _complete(text, accounts, f"{store}/accounts")
+
+
+def with_accounts(configuration: str, accounts: AccountsBlock) -> str:
+    """Return a configuration that was made here, with other accounts and all else as it is."""
+    directory = _RESOLVER_DIRECTORY.search(configuration)
+    assert directory, "a configuration with accounts has the directory of its resolver"
+    return _ACCOUNTS.sub("", configuration) + accounts.text(json.loads(directory[1]))
 
 
 def _base(name: str) -> str:

@@ -5,7 +5,9 @@ Needs a connection of a user of the system account. Every server that lives answ
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import nats.errors
 import structlog
@@ -18,6 +20,9 @@ log = structlog.get_logger()
 
 _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 _PING = "$SYS.REQ.SERVER.PING"
+_CONNECTIONS = "$SYS.REQ.SERVER.PING.CONNZ"
+_ALL_CONNECTIONS = b'{"auth": true, "limit": 1000000}'
+_STATE = "$SYS.REQ.SERVER.PING.VARZ"
 PUSH_SECONDS = 2.0
 _QUIET_SECONDS = 0.3  # after the last server's answer to a ping: there are no more
 
@@ -45,6 +50,33 @@ async def list_servers(client: Client) -> frozenset[str]:
     if not found:
         raise BrokerUnavailable("no NATS server answers a user of the system account")
     return found
+
+
+async def list_trusted_keys(client: Client) -> Mapping[str, frozenset[str]]:
+    """Return by which keys each server knows its operator's claims: its identity's, and signing.
+
+    A server keeps those of its configuration until it is restarted. It stores claims that others
+    have signed, and says that it has taken them, but does not use them.
+    """
+    found = {}
+    for answer in await _ask_all(client, _STATE, b""):
+        said = json.loads(answer.data)
+        operators = said["data"].get("trusted_operators_claim", [])
+        keys = [[each["sub"], *each["nats"].get("signing_keys", [])] for each in operators]
+        found[said["server"]["name"]] = frozenset(chain(*keys))
+    if not found:
+        raise BrokerUnavailable("no NATS server answers a user of the system account")
+    return found
+
+
+async def list_issuers(client: Client) -> Mapping[str, frozenset[str]]:
+    """Return the public keys that signed the users now connected, each with these users' names."""
+    found: dict[str, set[str]] = {}
+    for answer in await _ask_all(client, _CONNECTIONS, _ALL_CONNECTIONS):
+        for each in json.loads(answer.data)["data"].get("connections", []):
+            name = each.get("name") or f"connection {each['cid']}"
+            found.setdefault(each.get("issuer_key", ""), set()).add(name)
+    return {issuer: frozenset(names) for issuer, names in found.items()}
 
 
 async def push_claims(client: Client, token: str, seconds: float = PUSH_SECONDS) -> ClaimsUpdate:

@@ -7,20 +7,22 @@ from pathlib import Path
 import pytest
 
 from millstream import cli
-from millstream.broker import commands
+from millstream.broker import commands, rotation_commands
+from millstream.broker.rotation_settings import RotationSettings
 from millstream.broker.settings import InitSettings, UserSettings
 from millstream.command_table import find_command
 from millstream.settings_loader import UsageError
 from streams.accounts.cell_directory import InvalidCellDirectory
 from streams.accounts.claims_token import decode
 from streams.accounts.credentials_file import read_credentials
+from streams.accounts.key_rotation import RotationRefused
 
 
-def parse(words: str) -> InitSettings | UserSettings:
+def parse(words: str) -> InitSettings | UserSettings | RotationSettings:
     found = find_command(words.split())
     assert found
     settings = cli.parse_settings(*found)
-    assert isinstance(settings, InitSettings | UserSettings)
+    assert isinstance(settings, InitSettings | UserSettings | RotationSettings)
     return settings
 
 
@@ -67,6 +69,46 @@ async def test_a_worker_is_pinned_to_its_models(
     await add_user(tmp_path, "w8 --class worker --any-id")
     free = read_credentials(json.loads(capsys.readouterr().out)["file"], 0)
     assert {"id:*", "pool:*.*"} <= set(decode(free.token)["nats"]["tags"])
+
+
+async def rotate(directory: Path, options: str) -> None:
+    settings = parse(f"broker rotate {directory} {options}")
+    assert isinstance(settings, RotationSettings)
+    await rotation_commands.rotate(settings, asyncio.Event())
+
+
+async def test_keys_are_replaced_without_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files are written, and the output says who must be told, and how."""
+    await init(tmp_path, "--nodes", "n1,n2")
+    capsys.readouterr()
+    await rotate(tmp_path, "--what accounts")
+    assert "n1, n2 must be told before" in capsys.readouterr().out
+    await rotate(tmp_path, "--what users --json")
+    renewed = json.loads(capsys.readouterr().out)
+    assert "gateway" in renewed["users"]
+    assert "n1, n2 must be told before" in renewed["next"][0]
+    await rotate(tmp_path, "--what accounts --finish")
+    assert "accounts: finished" in capsys.readouterr().out
+    seed = tmp_path / "kept.seed"
+    (tmp_path / "keys/identity/operator.seed").rename(seed)
+    await rotate(tmp_path, f"--what operator --operator-seed {seed}")
+    assert f"{tmp_path}/nodes/n1.conf" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--what users --finish", "--what accounts --finish"),
+        ("--what operator --finish", "needs --nats"),
+    ],
+)
+async def test_steps_that_there_are_not(tmp_path: Path, options: str, message: str) -> None:
+    """With the step that there is."""
+    await init(tmp_path)
+    with pytest.raises(RotationRefused, match=message):
+        await rotate(tmp_path, options)
 
 
 async def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:

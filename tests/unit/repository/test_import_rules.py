@@ -75,6 +75,7 @@ WALL_CLOCK = {
     "gpu_worker/engines/remote/http_client.py",
     "registry/models.py",
     "streams/accounts/cell_directory.py",
+    "streams/accounts/key_rotation.py",
     "streams/broker/authentication.py",
     "streams/broker/cluster_clock.py",
 }
