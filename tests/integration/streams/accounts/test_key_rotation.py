@@ -53,6 +53,14 @@ class Load:
         wanted = {str(number) for number in range(self.stored + 10)}
         await eventually(lambda: wanted <= self.pulled)
 
+    async def ends(self) -> None:
+        """Return when everything that was appended has been pulled."""
+        self.is_over = True
+        await eventually(lambda: not self.missing())
+
+    def missing(self) -> set[str]:
+        return {str(number) for number in range(self.stored)} - self.pulled
+
 
 @pytest.fixture
 async def load(cell: AccountsCell, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Load]:
@@ -168,9 +176,8 @@ async def test_all_keys_are_replaced_under_load(cell: AccountsCell, load: Load) 
     assert all(
         not set(before.accounts[n].signing) & set(s.signing) for n, s in after.accounts.items()
     )
-    load.is_over = True
-    await eventually(lambda: len(load.pulled) == load.stored)
     assert load.failed == []
+    await load.ends()
 
 
 async def test_connections_with_old_credentials_hold_up_the_end(cell: AccountsCell) -> None:
