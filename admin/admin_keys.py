@@ -1,4 +1,4 @@
-"""Who may use the admin API over HTTP: holders of this process's own key, and of managed keys."""
+"""Authenticates callers of the admin API over HTTP, by the process's own key or a managed one."""
 
 import hmac
 import time

@@ -1,4 +1,4 @@
-"""Who asks for an operation, and what they may do. Pure."""
+"""The caller of an operation: a name for the log, and scopes. Pure."""
 
 from dataclasses import dataclass
 

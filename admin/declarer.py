@@ -1,4 +1,4 @@
-"""What the admin service declares while it leads: streams, those of publishing tenants, buckets."""
+"""Declares streams and buckets while this admin service leads."""
 
 import asyncio
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What each operation does with managed keys and the deny-list; all answers are JSON objects."""
+"""Handlers of the operations on managed keys and the deny-list; they return JSON objects."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from admin.operation_table import OPERATIONS, Operation
+from api.error_bodies import ERROR_SCHEMA
 
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
@@ -20,29 +21,13 @@ _ERRORS = {
     500: "The service failed; its log says why",
     503: "The broker does not answer; see Retry-After",
 }
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
 
 
 @cache
 def build_document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the admin API, as a JSON object that nobody may change."""
     paths: dict[str, dict[str, Any]] = {}
-    schemas: dict[str, Any] = {"Error": _ERROR}
+    schemas: dict[str, Any] = {"Error": ERROR_SCHEMA}
     for operation in OPERATIONS.values():
         own, definitions = _schema(operation)
         schemas |= definitions

@@ -121,7 +121,7 @@ class RotationArguments(KeyIdArguments):
 
 
 class BootstrapArguments(Arguments):
-    """Whether to make another key with the scope `admin` where one works already."""
+    """Arguments of `keys.bootstrap`; `force` makes a key even where another `admin` one works."""
 
     force: bool = False
 
@@ -154,7 +154,7 @@ class PricePageArguments(Arguments):
 
 
 class PriceArguments(Arguments):
-    """What a model costs from now on, for a million tokens."""
+    """Arguments of `prices.set`: a model's new price, for a million tokens."""
 
     name: ModelName
     prompt: MillionPrice

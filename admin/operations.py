@@ -1,4 +1,4 @@
-"""What each operation does with the registry and the tenants; all answers are JSON objects."""
+"""Handlers of the operations on the registry and the tenants; they return JSON objects."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar

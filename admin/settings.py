@@ -48,5 +48,5 @@ class AdminSettings(ServiceSettings):
 
     @property
     def ledger_limits(self) -> LedgerLimits:
-        """How much the ledger may hold."""
+        """The size and age at which the ledger is full or drops records."""
         return LedgerLimits(self.ledger_bytes, self.ledger_days * DAY_SECONDS)

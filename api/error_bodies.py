@@ -17,6 +17,24 @@ _ERROR_TYPES = {
     429: "rate_limit_error",
 }
 
+# JSON schema of an error body, for OpenAPI documents
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
 
 def error_body(failure: MillstreamError) -> JsonBody:
     """Return the JSON body of an error response in OpenAI's shape.

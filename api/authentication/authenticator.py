@@ -29,7 +29,7 @@ FindTenant = Callable[[], Tenant]
 
 @dataclass(frozen=True)
 class ClientOrigin:
-    """Where a request came from: its IP address, and the names in the client's certificate."""
+    """The origin of a request: its IP address, and the names in the client's certificate."""
 
     address: str
     identities: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Principal:
 
     @property
     def expires_at(self) -> float:
-        """When the credential expires, in epoch seconds; infinite if it never does."""
+        """The time at which the credential expires, in epoch seconds; infinite if it never does."""
         return self._expires_at
 
     def check(self, needed: Scope) -> Tenant:

@@ -52,7 +52,7 @@ class Connection:
 
     @property
     def refusal(self) -> MillstreamError | None:
-        """Why the gateway closed the connection, if its API key is not good for it any more."""
+        """The gateway's reason for closing the connection, if its key is not good any more."""
         code = str(self._socket.close_reason)
         named = BY_CODE.get(code, MillstreamError)
         is_refused = issubclass(named, (Unauthenticated, Forbidden))

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from api.error_bodies import ERROR_SCHEMA
 from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
@@ -38,22 +39,6 @@ _ERRORS = {
     503: "Overloaded, or the broker is unreachable; see Retry-After",
     504: "The deadline passed",
 }
-_ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
 
 
 def build_document() -> dict[str, Any]:
@@ -75,7 +60,7 @@ def build_document() -> dict[str, Any]:
             "/readyz": {"get": _get_operation("It can serve requests", [503], public=True)},
         },
         "components": {
-            "schemas": definitions["$defs"] | {"Error": _ERROR},
+            "schemas": definitions["$defs"] | {"Error": ERROR_SCHEMA},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }

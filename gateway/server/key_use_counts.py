@@ -1,4 +1,4 @@
-"""How often each key was used at this gateway since that was last stored. Pure."""
+"""Counts the uses of each key at this gateway until they are stored. Pure."""
 
 from collections import Counter
 

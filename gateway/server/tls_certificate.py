@@ -35,7 +35,7 @@ class CertificateUnusable(MillstreamError):
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Where certificate, key and the authorities of clients are, and whether clients need one."""
+    """Paths of certificate, key and clients' authorities; whether clients need a certificate."""
 
     certificate: Path
     key: Path

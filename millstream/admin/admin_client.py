@@ -41,7 +41,7 @@ class AdminUnreachable(MillstreamError):
 
 
 class AdminClient(Protocol):
-    """What commands ask the admin service with, by HTTP or over NATS."""
+    """A client of the admin service, by HTTP or over NATS."""
 
     async def call(self, operation: str, **arguments: Any) -> JsonBody:
         """Return the answer of an operation; raises `AdminRefused` or `AdminUnreachable`."""

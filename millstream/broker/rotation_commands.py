@@ -20,7 +20,7 @@ _PUSH_SECONDS = 30.0  # for one account: a server may stall for a while
 
 @dataclass(frozen=True)
 class RotationReport:
-    """What a step has done: the servers it told, the users it renewed, and what is next."""
+    """Result of a step: the servers that were told, the users that were renewed, the next step."""
 
     what: str
     is_finished: bool

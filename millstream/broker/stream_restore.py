@@ -61,7 +61,7 @@ async def identify_broker(broker: Broker) -> BrokerIdentity:
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What a restore has to do: streams to make, partial ones to remove first, and those done."""
+    """Plan of a restore: streams to make, partial ones to remove first, and those done."""
 
     to_restore: tuple[StreamBackup, ...]
     to_remove: tuple[str, ...]

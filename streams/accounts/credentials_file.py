@@ -41,7 +41,7 @@ class InvalidCredentials(BrokerMisconfigured):
 
 @dataclass(frozen=True)
 class UserCredentials:
-    """What a user shows the broker: a token that others signed, and the key to sign a nonce with.
+    """Credentials of a user: a token that others signed, and the key to sign a nonce with.
 
     `name` and `user` (the public key) say who it is, `account` whose user it is.
     """

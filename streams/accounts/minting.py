@@ -40,7 +40,7 @@ class TooManyPins(BrokerMisconfigured):
 
 @dataclass(frozen=True)
 class Mint:
-    """What signs a cell's accounts: a key of the operator, and one of each account, by its name.
+    """Signing keys of a cell: one of the operator, and one of each account, by its name.
 
     `states` has the accounts by the same names. Accounts of tenants need be in neither.
     """

@@ -1,4 +1,4 @@
-"""Why there is no connection to NATS, in words: the reason, and what to do about it."""
+"""Describes in words why there is no connection to NATS, and what to do about it."""
 
 import socket
 import ssl

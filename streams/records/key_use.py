@@ -1,4 +1,4 @@
-"""How often API keys were used and when last, as counters of the gateways in the stream USAGE."""
+"""Counters of the uses of API keys, and of the last one, in the stream USAGE."""
 
 from datetime import datetime
 

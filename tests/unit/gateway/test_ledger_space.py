@@ -1,4 +1,4 @@
-"""How full the ledger may be before requests are refused."""
+"""Tests of the limits from which on a filling ledger refuses requests."""
 
 import pytest
 
