@@ -15,7 +15,8 @@ from registry.tenants import Tenants
 from streams.broker.broker_client import Broker
 from streams.errors import InsufficientScope, TooManyWrongKeys, Unauthenticated
 
-WRONG = [None, "", "sk-", "sk-12", "SK-1", "sk-1\udcff", str(KeyText.mint()), "ms_"]
+UNKNOWN = pytest.param(str(KeyText.mint()), id="a managed key that nobody stored")
+WRONG = [None, "", "sk-", "sk-12", "SK-1", "sk-1\udcff", UNKNOWN, "ms_"]
 
 
 def admin_keys(keys: dict[str, str]) -> AdminKeys:
