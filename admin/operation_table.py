@@ -28,7 +28,7 @@ class Arguments(BaseModel):
 
 
 class PageArguments(Arguments):
-    """Which part of a list is wanted: at most `limit` records with names after `after`."""
+    """Arguments of a list: at most `limit` records with names after `after`."""
 
     limit: int = Field(100, ge=1, le=MAX_PAGE, description="most records of the answer")
     after: str = Field("", description="name of the last record that is known already")
@@ -127,7 +127,7 @@ class BootstrapArguments(Arguments):
 
 
 class DenialArguments(Arguments):
-    """What to deny: all tokens of an issuer, of one of its subjects, or with one id (`jti`).
+    """Arguments of a denial: all tokens of an issuer, of one of its subjects, or with one `jti`.
 
     With `not_before` (epoch seconds) only those that were issued earlier.
     """
@@ -145,7 +145,7 @@ class DenialArguments(Arguments):
 
 
 class PricePageArguments(Arguments):
-    """Which entries of the price book are wanted: at most `limit` with versions above `after`."""
+    """Arguments of `prices.list`: at most `limit` entries with versions above `after`."""
 
     limit: int = Field(100, ge=1, le=MAX_PAGE, description="most records of the answer")
     after: int = Field(0, ge=0, description="version of the last record that is known already")

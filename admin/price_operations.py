@@ -1,4 +1,4 @@
-"""What each operation does with the price book; all answers are JSON objects.
+"""Handlers of the operations on the price book; they return JSON objects.
 
 Prices are of a million tokens there and back, as text that keeps every decimal.
 """

@@ -62,7 +62,7 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
 
     @property
     def destinations(self) -> DestinationPolicy:
-        """What registry records may decide for this worker; resolves the directories of models."""
+        """The policy on what registry records may decide here; resolves directories of models."""
         return DestinationPolicy(
             frozenset(self.upstream_host),
             frozenset(self.upstream_key_variable),

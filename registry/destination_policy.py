@@ -1,4 +1,4 @@
-"""What a worker's own settings let registry records decide: hosts, API keys, directories. Pure.
+"""Limits what registry records decide for a worker: hosts, API keys, directories. Pure.
 
 Whoever can write to the registry can name a server that prompts go to, a variable whose value goes
 with them, and a directory that is read. A worker obeys such a record within this policy alone.

@@ -34,7 +34,7 @@ _TRANSFORMER_SETTINGS = tuple(
 
 @dataclass(frozen=True)
 class _ModelKind:
-    """What sentence-transformers calls a kind of model, its transformer's task, and the output."""
+    """Sentence-transformers' names for a kind of model, its transformer's task, and the output."""
 
     model_type: str
     task: str
@@ -49,7 +49,7 @@ _KINDS: dict[EngineKind, _ModelKind] = {
 
 @dataclass(frozen=True)
 class TextSettings:
-    """How texts become the input of a sentence encoder or reranker.
+    """Settings by which texts become the input of a sentence encoder or reranker.
 
     `prompt` is put before a text, or the first one of a pair; texts are lowered if `lower_case` is
     set. Tokens of a pair's second text have another type if `marks_second_text` is set.

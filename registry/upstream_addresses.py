@@ -1,4 +1,4 @@
-"""Which hosts and IP addresses a remote model's URL may lead to, however they are written. Pure.
+"""Checks hosts and IP addresses of remote models' URLs, however they are written. Pure.
 
 An address can be spelled as one number, in hex or in octal, and an IPv6 address can carry an IPv4
 address that a gateway on the way takes out again. Both are read here as what they reach.

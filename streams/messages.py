@@ -344,7 +344,7 @@ class LedgerRecord:
 
     @property
     def charge(self) -> int:
-        """What the request costs its tenant, as an integer in 10⁻¹² of the price's currency."""
+        """The request's cost to its tenant, as an integer in 10⁻¹² of the price's currency."""
         return self.price_entry.price.spend_for(*self.billed_tokens)
 
     def pack(self) -> bytes:
@@ -374,7 +374,7 @@ def _ledger_defaults() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RefusalCounts:
-    """How many requests of one tenant and model a gateway has refused in some whole seconds.
+    """Counts of one tenant's requests to a model that a gateway refused in some whole seconds.
 
     `since` and `until` are the first and the last of these seconds, of the epoch; they are the same
     unless the ledger had no room meanwhile. Each of `counts` is an error code, the model's version
@@ -541,7 +541,7 @@ class Pressure:
 
 @dataclass(frozen=True)
 class StreamReport:
-    """What the service that declares streams says of them, after each time it has looked.
+    """Report on all streams by the service that declares them, each time it has looked.
 
     `created` has the time in epoch seconds when each stream was made, by name. `unusable` has those
     that the broker refuses to make as they are declared, with its reason. `lane_limit` is how many

@@ -65,7 +65,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class LedgerLimits:
-    """How much the ledger may hold; a full ledger stores nothing more.
+    """Limits of the ledger in size and age; a full ledger stores nothing more.
 
     `max_age_seconds` 0 means that records never expire: whoever exports them removes them.
     """

@@ -46,7 +46,7 @@ class Price:
 
     @property
     def cached_or_prompt(self) -> int:
-        """What a cached prompt token costs."""
+        """The price of a cached prompt token."""
         return self.prompt if self.cached is None else self.cached
 
     @classmethod

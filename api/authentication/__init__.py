@@ -1,4 +1,4 @@
-"""Who a client is and what it may do, by its API key or by a token of an identity provider.
+"""Authenticates clients by API key, certificate or a token of an identity provider.
 
 authenticator      a credential becomes a principal; what it may do is kept current
 principal_watches  tells open connections and running streams when their principal ends

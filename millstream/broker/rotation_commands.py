@@ -169,7 +169,7 @@ def _restart(cell: KeyRotation) -> str:
 
 
 def _untold(cell: KeyRotation, client: Client | None) -> Sequence[str]:
-    """What is to be done where no server was told."""
+    """Instructions for the case that no server was told."""
     if client:
         return ()
     names = ", ".join(cell.list_nodes()) or "the server of `millstream up`"

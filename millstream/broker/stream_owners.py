@@ -1,4 +1,4 @@
-"""Which account owns which stream: a table that operators write. Pure.
+"""Table of the accounts that own streams, as operators write it. Pure.
 
 The table is a JSON object: `{"LEDGER": "A…", "INGRESS_*": "A…"}`. A name may end in `*`; the exact
 name counts before a pattern, and the longer pattern before the shorter.

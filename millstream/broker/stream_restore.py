@@ -38,7 +38,7 @@ _PARTIAL, _DONE = "partial", "done"
 
 @dataclass(frozen=True)
 class BrokerIdentity:
-    """Where a connection leads: the account, the NATS cluster's name, and the server's version."""
+    """Target of a restore: the account, the NATS cluster's name, and the server's version."""
 
     account: str
     cluster: str

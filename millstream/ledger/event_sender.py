@@ -98,7 +98,7 @@ _OPENER = build_opener(NoRedirects)
 
 
 class SentCursor:
-    """How far a meter has confirmed the events of a directory; one process may hold it.
+    """Cursor of the events that a meter has confirmed, per directory; one process may hold it.
 
     Raises `SenderRuns` if another one does.
     """

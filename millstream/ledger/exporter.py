@@ -47,7 +47,7 @@ class LedgerGap(MillstreamError):
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """How to export: when a segment is closed, and what is removed from the ledger.
+    """Options of an export: when a segment is closed, and what is removed from the ledger.
 
     A segment is closed at `segment_bytes`, and `segment_seconds` after its first record came.
     `keep_seconds` after that its records are removed from the ledger, at once while that is half

@@ -57,7 +57,7 @@ class LedgerIncomplete(MillstreamError):
 
 @dataclass
 class InvoiceItem:
-    """What one model cost by one entry of the price book; `amount` is 10⁻¹² of the currency.
+    """A line for one model and entry of the price book; `amount` is in 10⁻¹² of the currency.
 
     `cached_tokens` are part of `prompt_tokens`.
     """

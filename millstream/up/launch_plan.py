@@ -173,7 +173,7 @@ class LaunchPlan:
         return self._make_program("worker", name, settings, allocator)
 
     def _worker_destinations(self) -> dict[str, str]:
-        """What registry records may decide for a worker, with the models that `up` itself names."""
+        """Settings of a worker's policy on records, with the models that `up` itself names."""
         settings = self.settings
         roots = [str(root.expanduser()) for root in settings.model_root]
         if roots:

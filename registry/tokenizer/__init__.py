@@ -1,4 +1,4 @@
-"""What other files of a model's directory than tokenizer.json say of its tokeniser.
+"""Reads what other files than tokenizer.json say of a model's tokeniser.
 
 added_tokens     loads a tokeniser with the tokens that tokenizer.json lacks
 bert_normalizer  sets case and accents of BERT's tokenisers as transformers does

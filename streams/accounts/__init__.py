@@ -1,4 +1,4 @@
-"""Who may do what at the broker: keys, signed claims, and the table of rights they are made from.
+"""Access to the broker: keys, signed claims, and the table of rights they are made from.
 
 nkeys                    NATS's keys: pairs, seeds, signatures
 claims_token             claims as signed tokens (JWT): encode, decode, verify

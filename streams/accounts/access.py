@@ -1,4 +1,4 @@
-"""Who may do what at the broker: each class of users, its account, and its rights.
+"""Table of access to the broker: each class of users, its account, and its rights.
 
 Two accounts are *stores*: they have JetStream, and no users. JetStream writes its answers to the
 reply subject of a question with the server's own rights, so a user inside such an account who may
@@ -36,7 +36,7 @@ _SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\d+\.")
 
 
 class UserClass(StrEnum):
-    """What a user is: which of the table's rights it has."""
+    """Class of a user, which has its rows in the table."""
 
     ADMIN = "admin"
     GATEWAY = "gateway"
@@ -151,7 +151,7 @@ class _Rights:
         return [topology.token_stream_name(shard) for shard in range(self.shards)]
 
     def everyone(self) -> list[Right]:
-        """What each process does: ask for the broker's time, and for streams that it misses."""
+        """Rights of every process: ask for the broker's time, and for streams that it misses."""
         api = Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream")
         return [
             api,

@@ -47,7 +47,7 @@ class InvalidCellDirectory(BrokerMisconfigured):
 
 @dataclass(frozen=True)
 class CellState:
-    """What a cell's directory holds beside keys: its accounts by name, and how large it is."""
+    """Record of a cell beside its keys: its accounts by name, and how large it is."""
 
     operator: str
     operator_signing: tuple[str, ...]

@@ -52,7 +52,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Permissions:
-    """What one user may publish and subscribe to, with wildcards; nothing else.
+    """Subjects that one user may publish and subscribe to, with wildcards; nothing else.
 
     With `answers` it may reply, within a minute, to whatever asks it. How often is not limited:
     a question that several of its subscriptions get counts as if it had replied to it before.
@@ -83,7 +83,7 @@ def _allow_or_deny(allowed: Sequence[str]) -> Claims:
 
 @dataclass(frozen=True)
 class AccountState:
-    """What may change of an account while its key, and so its stored streams, stay the same.
+    """Parts of an account that may change while its key, and so its stored streams, stay.
 
     The keys in `signing` may sign users and activations as the account's own key may; a key of
     `roles` signs users that can do what the account's claims say of that role, and nothing else.

@@ -55,7 +55,7 @@ class UserCredentials:
 
     @property
     def inbox_prefix(self) -> str:
-        """What the user's inboxes begin with: it may subscribe to no others."""
+        """The prefix of the user's inboxes: it may subscribe to no others."""
         return f"_INBOX.{self.name}"
 
     @property
@@ -72,7 +72,7 @@ class UserCredentials:
         return base64.b64encode(self.key.sign(nonce.encode()))
 
     def text(self) -> str:
-        """What a credentials file holds."""
+        """The text of a credentials file."""
         return _FORM.format(token=self.token, seed=self.key.seed)
 
 

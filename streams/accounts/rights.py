@@ -45,7 +45,7 @@ STORES = (BrokerAccount.CONTROL, BrokerAccount.WORK)
 
 @dataclass(frozen=True)
 class Pins:
-    """What a user is pinned to; None stands for any.
+    """Pins of a user: the process and pools that it is for; None stands for any.
 
     `id` is the name of a process, `pools` are models and versions, `*` for any version.
     """
@@ -75,7 +75,7 @@ class Pins:
         yield topology.worker_consumer(model, version, self.id, 1).durable_name or ""
 
     def tags(self) -> list[str]:
-        """What a user's claims say of its pins, for the servers to put into a role's subjects."""
+        """The tags of a user's claims for its pins, which servers put into a role's subjects."""
         return [f"{name}:{value}" for name, found in self.values().items() for value in found]
 
 
@@ -96,7 +96,7 @@ def fill(subject: str, values: Mapping[str, Sequence[str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Right:
-    """That a class of users may publish on a subject of `owner`, or subscribe to it.
+    """A right of a class of users to publish on a subject of `owner`, or subscribe to it.
 
     `local` is the subject's name for these users where that differs. `reason` is what it is for.
     """
@@ -109,7 +109,7 @@ class Right:
 
     @property
     def kind(self) -> Kind:
-        """How the owner exports the subject."""
+        """The kind of export by which the owner offers the subject."""
         return "service" if self.action == "publish" else "stream"
 
     def permitted(self, pins: Pins) -> list[str]:

@@ -24,7 +24,7 @@ NODE_STORE = "/data"
 
 @dataclass(frozen=True)
 class AccountsBlock:
-    """What every server of a cell is told: its operator, and the accounts that all of them know.
+    """Configuration of every server of a cell: its operator, and the accounts that all know.
 
     `accounts` has their signed claims by public key. Tenants' accounts are not among them: servers
     are told of those while they run, and keep them in their resolver's directory.

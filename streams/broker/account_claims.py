@@ -29,7 +29,7 @@ _QUIET_SECONDS = 0.3  # after the last server's answer to a ping: there are no m
 
 @dataclass(frozen=True)
 class ClaimsUpdate:
-    """Which servers have taken an account's claims, by name, and why others refused them."""
+    """Answers of the servers to an account's claims: those that took them, and refusals by name."""
 
     taken: frozenset[str]
     refused: dict[str, str] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class UnusableFile(nats.errors.Error):
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a connection is: a key to sign with, and for users of an account token and name.
+    """Identity of a connection: a key to sign with, and for users of an account token and name.
 
     `expires_soon_at` is when 80 % of the token's life are over and `expires_at` when all is, in
     epoch seconds; None for what does not expire. `allowed_subscriptions` are the token's patterns;
@@ -60,7 +60,7 @@ class Identity:
 
 
 class Authentication:
-    """What a process shows NATS and whom it trusts, as its `files` say at the moment."""
+    """Credentials and trust of a process, as its `files` say at the moment."""
 
     def __init__(self, files: ConnectionFiles) -> None:
         self.files = files

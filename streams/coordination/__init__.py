@@ -1,4 +1,4 @@
-"""Who leads and who is alive, and what processes tell each other at once.
+"""Leases, membership and signals: who leads, who is alive, who is told at once.
 
 lease_bucket    the KV bucket, in memory: each value expires after one lease unless it is renewed
 lease           one holder at a time: a process runs `Lease.run` and leads while `is_held`

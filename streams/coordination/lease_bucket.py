@@ -30,7 +30,7 @@ class LeaseBucket:
 
     @property
     def renew_seconds(self) -> float:
-        """How often a value is to be renewed, in seconds."""
+        """The interval at which a value is to be renewed, in seconds."""
         return self.seconds / RENEWALS_PER_LEASE
 
     async def open(self) -> None:

@@ -72,7 +72,7 @@ class PastAttempt:
 
     @property
     def reason(self) -> str:
-        """How it ended, in a word: `released`, `failed` (with others), `broke` or `silent`."""
+        """The reason of its end: `released`, `failed` (with others), `broke` or `silent`."""
         if self.fault is not FaultScope.NONE and not self.at:
             return "silent"
         return _REASONS[self.fault]

@@ -84,7 +84,7 @@ class LogContents:
 
     @property
     def first_output_at(self) -> int:
-        """When an attempt made the request's first output, in epoch ms; 0: none, or not known."""
+        """The time of the first output by any attempt, in epoch ms; 0: none, or not known."""
         claims = (r.get("first_output_at", 0) for r in self.records if r["type"] == "started")
         outputs = (part.get("at", 0) for part in self._output[:1])
         return next((at for at in (*claims, *outputs) if at), 0)

@@ -63,7 +63,7 @@ class UsageSums:
 
 
 class UsageRow(NamedTuple):
-    """What one key of a tenant used of one model on one day of UTC, in one currency."""
+    """Sums of one key of a tenant, one model, one day of UTC and one currency."""
 
     day: str
     model: str
