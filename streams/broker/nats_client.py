@@ -124,8 +124,15 @@ class PatchedNatsClient(NatsClient):
         await self.close()
 
     async def _connect_to_server(self, s: Srv) -> None:
-        """Close the last socket first: nats-py leaks that of a server that did not greet."""
+        """Close the last socket first: nats-py leaks that of a server that did not greet.
+
+        A task whose cancellation nats-py has lost in the try before ends here, where nats-py would
+        try for ever.
+        """
         self.abort()
+        task = asyncio.current_task()
+        if task and task.cancelling():
+            raise asyncio.CancelledError
         await super()._connect_to_server(s)
 
     async def _process_connect_init(self) -> None:

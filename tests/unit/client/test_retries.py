@@ -14,6 +14,7 @@ HTTP_ONLY = {
     "request_timeout",
     "unsupported_media_type",
     # of the admin API, which has a client of its own
+    "admin_key_exists",
     "key_ended",
     "key_not_found",
     "key_taken",

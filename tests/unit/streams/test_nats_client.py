@@ -1,10 +1,15 @@
 """The client of our own agrees with nats-py's on every header that a broker sends."""
 
+import asyncio
+from contextlib import suppress
+
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client as NatsClient
 
 from streams.broker.nats_client import PatchedNatsClient
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.ports import free_port
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,20}", fullmatch=True)
 VALUES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), max_size=20)
@@ -16,3 +21,20 @@ def test_headers_are_read_as_nats_py_reads_them(headers: dict[str, str]) -> None
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     raw = lines.encode() + b"\r\n"
     assert PatchedNatsClient._parse_header_lines(raw) == NatsClient._parse_header_lines(raw)
+
+
+async def test_a_cancellation_that_was_lost_ends_the_next_try() -> None:
+    """A time-out comes once; without it a command would try to connect for ever."""
+
+    async def lose(_: Exception) -> None:
+        connecting.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    client = PatchedNatsClient()
+    url = f"nats://127.0.0.1:{free_port()}"
+    connecting = asyncio.create_task(
+        client.connect(url, error_cb=lose, reconnect_time_wait=0, max_reconnect_attempts=-1)
+    )
+    await asyncio.wait({connecting}, timeout=PATIENCE_SECONDS)
+    assert connecting.cancelled()
