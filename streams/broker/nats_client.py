@@ -195,6 +195,13 @@ class PatchedNatsClient(NatsClient):
             raise nats.errors.NoRespondersError
         return msg
 
+    async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
+        """Write first what is buffered: nats-py's ping overtakes it, and tells too early of it."""
+        if self.is_connected and self._transport and self._pending:
+            self._transport.writelines(self._pending)
+            self._pending, self._pending_data_size = [], 0
+        await super()._send_ping(future)
+
     async def _process_pong(self) -> None:
         if self._pongs and self._pongs[0].done():  # its flush was cancelled
             self._pongs[0] = asyncio.get_running_loop().create_future()

@@ -29,6 +29,7 @@ from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
 from streams.accounts.server_configuration import node_configuration
 from streams.broker.account_claims import list_servers
+from streams.broker.nats_client import PatchedNatsClient
 from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
@@ -39,7 +40,7 @@ _NOBODYS = "nobody.may"
 ANSWER_SECONDS = 5.0
 
 
-class AccountClient(Client):
+class AccountClient(PatchedNatsClient):
     """A client that notes which subjects the server has refused it."""
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """The client of our own agrees with nats-py's on every header that a broker sends."""
 
 import asyncio
+from asyncio import StreamReader, StreamWriter
 from contextlib import suppress
 
 from hypothesis import given
@@ -38,3 +39,24 @@ async def test_a_cancellation_that_was_lost_ends_the_next_try() -> None:
     )
     await asyncio.wait({connecting}, timeout=PATIENCE_SECONDS)
     assert connecting.cancelled()
+
+
+async def test_a_flush_does_not_overtake_a_subscription() -> None:
+    """When it returns, the server has the subscription, and answers meant for it arrive."""
+    received: list[bytes] = []
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        writer.write(b'INFO {"headers": true, "max_payload": 1000000}\r\n')
+        while line := await reader.readline():
+            received.append(line.split()[0])
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", port := free_port()):
+        client = PatchedNatsClient()
+        await client.connect(f"nats://127.0.0.1:{port}")
+        await client.subscribe("subject")
+        await client.flush(PATIENCE_SECONDS)
+        await client.close()
+    assert received[:4] == [b"CONNECT", b"PING", b"SUB", b"PING"]

@@ -44,6 +44,7 @@ CLIENT_METHODS = {
     "_process_connect_init": "(self)",
     "_process_msg": "(self, sid, subject, reply, data, headers)",
     "_process_pong": "(self)",
+    "_send_ping": "(self, future=None)",
     "_request_old_style": "(self, subject, payload, timeout=1)",
     "_remove_sub": "(self, sid, max_msgs=0)",
 }
