@@ -37,11 +37,19 @@ class AdminServer(uvicorn.Server):
                 timeout_graceful_shutdown=2,
             )
         )
+        self.servers = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers during the `with` block, unlike uvicorn's own."""
-        yield
+        """Install no signal handlers, unlike uvicorn's own, and listen no longer than this block.
+
+        uvicorn itself would go on to listen after a cancellation.
+        """
+        try:
+            yield
+        finally:
+            for server in self.servers:
+                server.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

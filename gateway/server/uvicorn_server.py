@@ -41,6 +41,7 @@ class GatewayServer(uvicorn.Server):
 
     def __init__(self, config: ServerConfig, certificate: ServerCertificate | None = None) -> None:
         super().__init__(config)
+        self.servers = []
         self._certificate = certificate
         self._tls_tasks: list[asyncio.Task[None]] = []
 
@@ -70,8 +71,15 @@ class GatewayServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers during the `with` block, unlike uvicorn's own."""
-        yield
+        """Install no signal handlers, unlike uvicorn's own, and listen no longer than this block.
+
+        uvicorn itself would go on to listen after a cancellation.
+        """
+        try:
+            yield
+        finally:
+            for server in self.servers:
+                server.close()
 
 
 def listen(settings: GatewaySettings) -> socket.socket:

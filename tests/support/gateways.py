@@ -22,6 +22,7 @@ from registry.models import MOCK_VERSION, Model, Version, mock_model
 from registry.store import Registry
 from streams.base_settings import TenantSettings
 from streams.broker.broker_client import connect as connect_nats
+from streams.broker.countdown import running_timeout
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
 from tests.support.services import (
@@ -138,7 +139,7 @@ class GatewaySocket:
         await self.send(type="generate", id=id, model="mock", prompt=prompt, **options)
 
     async def receive(self, seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
-        async with asyncio.timeout(seconds):
+        async with running_timeout(seconds):
             data = await self.connection.recv()
         frame: dict[str, Any] = msgpack.unpackb(data) if self._packs else json.loads(data)
         return frame
@@ -148,7 +149,7 @@ class GatewaySocket:
     ) -> list[dict[str, Any]]:
         """The frames of one request up to the first of these types; others' are dropped."""
         found: list[dict[str, Any]] = []
-        async with asyncio.timeout(seconds):
+        async with running_timeout(seconds):
             while not found or found[-1]["type"] not in types:
                 frame = await self.receive(seconds)
                 found += [frame] if frame.get("id") == id else []

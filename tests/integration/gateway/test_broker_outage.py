@@ -6,6 +6,7 @@ from typing import Any
 
 import dispatcher.service
 import gpu_worker.service
+from streams.broker.countdown import running_timeout
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     GatewaySocket,
@@ -25,7 +26,7 @@ LATEST = 3.0  # seconds until a client must know
 
 
 async def refusals(gateway: RunningGateway, count: int) -> set[tuple[int, str, bool]]:
-    async with asyncio.timeout(LATEST):
+    async with running_timeout(LATEST):
         answers = await asyncio.gather(*(gateway.complete() for _ in range(count)))
     return {(a.status, a.error["code"], "retry-after" in a.headers) for a in answers}
 
@@ -68,7 +69,7 @@ async def test_a_frozen_broker_is_told_in_time_too(nats_server: NatsServer) -> N
     async with cell(nats_server.url, tenants=limits) as (gateway,):
         nats_server.process.send_signal(signal.SIGSTOP)
         try:
-            async with asyncio.timeout(LATEST + 0.5):
+            async with running_timeout(LATEST + 0.5):
                 keyed = [
                     gateway.complete(headers={"Idempotency-Key": str(i % 3)}) for i in range(6)
                 ]
