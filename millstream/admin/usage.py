@@ -56,7 +56,7 @@ async def _show_quotas(settings: UsageSettings) -> None:
 
 async def _show_past_usage(settings: UsageSettings, by: str) -> None:
     assert settings.tenant, "the settings require it"
-    async with connect(settings.nats, "usage") as broker:
+    async with connect(settings.nats, "usage", settings.nats_files) as broker:
         await sample_once(broker)
         start, end = usage_rollups.recent_days(broker.clock.now())
         try:
