@@ -1,12 +1,11 @@
-"""The admin API's socket, and uvicorn's server without its signal handlers."""
+"""The admin API's socket, and its server with bounds."""
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from api.embedded_server import EmbeddedServer
 from streams.errors import MillstreamError
 
 _MAX_CONNECTIONS = 256
@@ -18,8 +17,8 @@ class AdminAddressUnusable(MillstreamError):
     """The admin API cannot listen on its address, mostly because another process does."""
 
 
-class AdminServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers, since the process handles signals itself."""
+class AdminServer(EmbeddedServer, uvicorn.Server):
+    """The server of the admin API."""
 
     def __init__(self, application: ASGIApp) -> None:
         super().__init__(
@@ -37,19 +36,6 @@ class AdminServer(uvicorn.Server):
                 timeout_graceful_shutdown=2,
             )
         )
-        self.servers = []
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers, unlike uvicorn's own, and listen no longer than this block.
-
-        uvicorn itself would go on to listen after a cancellation.
-        """
-        try:
-            yield
-        finally:
-            for server in self.servers:
-                server.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

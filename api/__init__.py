@@ -16,5 +16,6 @@ openai_bodies     records become OpenAI's response bodies; `completion_events` m
 event_ids         number a stream's events, so that a client can go on behind any of them
 content_encoding  decodes compressed bodies
 error_bodies      errors become JSON fields and retry headers
+embedded_server   uvicorn's server without its signal handlers
 rate_limiter      so many events a second; `wrong_keys` refuses addresses that try many API keys
 """

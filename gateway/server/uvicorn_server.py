@@ -3,13 +3,12 @@
 import asyncio
 import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from api.embedded_server import EmbeddedServer
 from gateway.server.http_protocol import TCP_TIMEOUT_SECONDS, HttpProtocol, ServerConfig
 from gateway.server.idle_connections import IdleConnections
 from gateway.server.tls_certificate import ServerCertificate
@@ -31,17 +30,13 @@ class AddressInUse(MillstreamError):
     """The gateway cannot listen on its address, mostly because another process does."""
 
 
-class GatewayServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers, since the process handles signals itself.
-
-    With a certificate it serves TLS alone.
-    """
+class GatewayServer(EmbeddedServer, uvicorn.Server):
+    """The gateway's server; with a certificate it serves TLS alone."""
 
     config: ServerConfig
 
     def __init__(self, config: ServerConfig, certificate: ServerCertificate | None = None) -> None:
         super().__init__(config)
-        self.servers = []
         self._certificate = certificate
         self._tls_tasks: list[asyncio.Task[None]] = []
 
@@ -68,18 +63,6 @@ class GatewayServer(uvicorn.Server):
 
     def _make_protocol(self) -> HttpProtocol:
         return HttpProtocol(self.config, self.server_state, {})
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers, unlike uvicorn's own, and listen no longer than this block.
-
-        uvicorn itself would go on to listen after a cancellation.
-        """
-        try:
-            yield
-        finally:
-            for server in self.servers:
-                server.close()
 
 
 def listen(settings: GatewaySettings) -> socket.socket:

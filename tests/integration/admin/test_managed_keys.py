@@ -1,4 +1,4 @@
-"""What a managed key may do at the admin API, by its scopes, and how long."""
+"""A managed key opens the admin API for what its scopes allow, as long as it works."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ async def test_scopes_decide_which_operations_are_open(
 
 
 async def test_the_log_names_who_changed_what_by_the_keys_id(owner: HttpAdminClient) -> None:
-    """And has no secret."""
+    """The log names a caller by the key's id, which is no secret."""
     chief, worker = await holder(owner, "admin"), await holder(owner, "operator")
     with capture_logs() as events:
         await chief.call("tenants.add", name="bar")
@@ -150,7 +150,7 @@ async def test_a_key_that_ends_while_its_request_is_sent_does_nothing(
 async def test_a_key_works_for_its_time_tenant_and_networks(
     owner: HttpAdminClient, nats_url: str, rights: dict[str, Any], found: tuple[int, str]
 ) -> None:
-    """As at a gateway."""
+    """The admin API judges a key as a gateway does."""
     async with operator(nats_url) as op:
         client = HttpAdminClient(owner.url, (await op.create(scopes=("admin",), **rights))[0])
     await eventually(lambda: has_heard_of(owner, client))
@@ -203,7 +203,7 @@ async def test_without_a_pepper_managed_keys_are_refused(
 async def test_a_managed_key_opens_a_service_without_a_key_of_its_own(
     nats_url: str, tmp_path: Path
 ) -> None:
-    """So the key that every administrator shares need not exist."""
+    """Each administrator has a key of their own; nobody needs a shared one."""
     pepper = pepper_file(tmp_path)
     async with (
         running_admin(

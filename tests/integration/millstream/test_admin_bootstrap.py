@@ -20,7 +20,7 @@ STOP = asyncio.Event()
 
 @pytest.fixture
 async def client(nats_url: str, tmp_path: Path) -> AsyncIterator[HttpAdminClient]:
-    """Of an empty cell: there is no tenant."""
+    """An empty cell has no tenant; the key works all the same."""
     with capture_logs():
         async with running_admin(nats_url, key_pepper_file=pepper_file(tmp_path)) as found:
             yield found

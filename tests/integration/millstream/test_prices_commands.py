@@ -92,7 +92,7 @@ async def test_the_table_has_what_holds(
 async def test_what_cannot_be_a_price_is_refused(
     door: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And nothing is entered."""
+    """A price of an unknown model or currency is entered nowhere."""
     with pytest.raises(AdminRefused, match="must not cost more") as refused:
         await enter(door, "1", "1", cached="2")
     assert refused.value.code == "invalid_request"

@@ -1,4 +1,4 @@
-"""Who may use the admin API by the service's own key; managed keys are in the integration tests."""
+"""The admin service's own key opens its API; managed keys are in the integration tests."""
 
 import time
 from typing import cast

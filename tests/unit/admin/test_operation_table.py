@@ -1,4 +1,4 @@
-"""What a managed key needs for which operation."""
+"""Each operation names the scope that a managed key needs for it."""
 
 from admin.operation_table import OPERATIONS, ModelArguments
 from registry.models import mock_model

@@ -198,7 +198,7 @@ async def test_connections_with_old_credentials_hold_up_the_end(cell: AccountsCe
 async def test_every_server_is_told(
     three: AccountsCell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the operator's key is not used before each of them can know it, also one that is down."""
+    """The operator's key is not used before each server can know it, also one that is down."""
     three.directory.add_user("system", UserClass.SYSTEM)
     await rotate(three, "accounts", as_json=True)
     assert json.loads(capsys.readouterr().out)["told"] == ["n0", "n1", "n2"]

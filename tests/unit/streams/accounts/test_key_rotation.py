@@ -133,7 +133,7 @@ def test_the_operator_signs_with_a_new_key_once_servers_know_it(cell: KeyRotatio
 
 
 def test_the_operators_identity_may_lie_elsewhere(cell: KeyRotation, tmp_path: Path) -> None:
-    """And is asked for by name; nothing has changed until it is there."""
+    """The missing seed is asked for by name; nothing has changed until it is there."""
     seed = tmp_path / "offline.seed"
     (cell.path / "keys/identity/operator.seed").rename(seed)
     shutil.rmtree(cell.path / "keys/identity")
