@@ -8,7 +8,7 @@ any process may, and what the admin service may.
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import cache
@@ -63,6 +63,12 @@ def process_files(
         return NO_FILES
     user = f"{user_class}-{token(name)}"
     return ConnectionFiles(creds=_cell().add_user(user, user_class, pins or Pins(id=name)))
+
+
+def worker_pins(worker: str, models: Iterable[str]) -> Pins:
+    """Pins of a worker of these models, each NAME or NAME@VERSION as in its settings."""
+    parts = (model.partition("@") for model in models)
+    return Pins(worker, tuple((name, version or "*") for name, _, version in parts))
 
 
 def observer_files(url: str) -> ConnectionFiles:
