@@ -249,6 +249,14 @@ def always() -> bool:
     return True
 
 
+def command_settings(
+    nats_url: str, user_class: UserClass = UserClass.OPERATOR, **settings: Any
+) -> dict[str, Any]:
+    """Settings of a command: where the broker is, and credentials of an operator."""
+    creds = process_settings(nats_url, user_class, str(user_class))
+    return {"nats": nats_url, **creds, **settings}
+
+
 def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:
     creds = process_settings(nats_url, UserClass.ADMIN, "admin")
     return AdminSettings(nats=nats_url, **{**creds, **settings})
