@@ -33,7 +33,7 @@ from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.subjects import token
 from tests.support.nats_server import NatsServer
 
-_VIOLATION = re.compile(r"\] (?:\S+ - cid:\d+ - )?.*?((?:Publish|Subscription) Violation.*)")
+_VIOLATION = re.compile(r".*(?:Publish|Subscription) Violation.*")
 _OBSERVERS = "OBSERVERS"
 PRODUCER = "acme"  # the tenant that publishes to NATS itself
 _guarded_ports: set[int | None] = set()
@@ -51,13 +51,18 @@ class AccountsServer(NatsServer):
         guard(self.url)
 
     def violations(self) -> list[str]:
-        """What users have tried that they may not, as the server has logged it."""
+        """What users have tried that they may not: lines of the log with who and on what."""
         return _VIOLATION.findall((self.store / "server.log").read_text(errors="replace"))
 
 
 def guard(url: str) -> None:
     """Note that an address, as that of a proxy, leads to a server with accounts."""
     _guarded_ports.add(urlsplit(url).port)
+
+
+def unguard(url: str) -> None:
+    """Forget an address, at which a later test may have a server without accounts."""
+    _guarded_ports.discard(urlsplit(url).port)
 
 
 def process_files(
