@@ -24,7 +24,6 @@ from streams.accounts.access import UserClass
 from streams.base_settings import TenantSettings
 from streams.broker.countdown import running_timeout
 from tests.support.accounts_server import connect as connect_nats
-from tests.support.accounts_server import process_settings
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
 from tests.support.services import (
@@ -32,6 +31,7 @@ from tests.support.services import (
     always,
     dispatcher_settings,
     running,
+    service_settings,
     worker_settings,
 )
 
@@ -312,8 +312,8 @@ async def gateways(
         await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
         for _ in range(count):
-            creds = process_settings(nats_url, UserClass.GATEWAY, "gateway")
-            made = GatewaySettings(nats=nats_url, port=free_port(), **{**creds, **settings})
+            own = {"port": free_port(), **settings}
+            made = GatewaySettings(**service_settings(nats_url, UserClass.GATEWAY, **own))
             stop = await stack.enter_async_context(running(gateway.service, made))
             found.append(RunningGateway(made.port, stop, tls))
         for each in found:
