@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
-from streams.topology import DAY_SECONDS, MIB, LedgerLimits
+from streams.topology import DAY_SECONDS, DEFAULT_AUDIT_BYTES, MIB, LedgerLimits
 
 
 class AdminSettings(ServiceSettings):
@@ -44,6 +44,10 @@ class AdminSettings(ServiceSettings):
         30,
         ge=0,
         description="age at which ledger records are removed; 0: never, `ledger export` does it",
+    )
+
+    audit_bytes: int = Field(
+        DEFAULT_AUDIT_BYTES, ge=MIB, description="size of the audit log, which is never shortened"
     )
 
     @property

@@ -82,6 +82,7 @@ HTTP_STATUS: dict[str, int] = {
     "no_workers": 503,
     "issuer_unreachable": 503,
     "ledger_full": 503,
+    "audit_full": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "work_lost": 503,

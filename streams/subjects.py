@@ -561,6 +561,14 @@ def checkpoint(model: str) -> str:
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
+def audit(kind: str) -> str:
+    """Return the subject on which changes of one kind of record are stored, such as `tenant`.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.audit.{token(kind)}"
+
+
 def admin(operation: str) -> str:
     """Return the subject for asking the admin service for an operation, such as `models.list`.
 
@@ -598,6 +606,7 @@ ALL_BILLED = f"{PREFIX}.billed.>"  # ledger records, once they are stored
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 STREAMS = f"{PREFIX}.streams"  # what whoever declares streams says of them
 ALL_ADMIN = f"{PREFIX}.admin.>"
+ALL_AUDIT = f"{PREFIX}.audit.*"
 GONE = f"{PREFIX}.gone"  # the signal that a worker has died; the payload is its name
 SIGNALS = (ALL_CANCELS, ALL_DRAINS, GONE)
 ALL_FINDS = f"{PREFIX}.find.>"

@@ -20,7 +20,7 @@ REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
-SIGNALS = "SIGNALS"
+SIGNALS, AUDIT = "SIGNALS", "AUDIT"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -75,6 +75,7 @@ class LedgerLimits:
 
 
 DEFAULT_LEDGER = LedgerLimits()
+DEFAULT_AUDIT_BYTES = 64 * MIB
 
 
 def token_stream_name(shard: int) -> str:
@@ -98,7 +99,10 @@ def tenant_of_ingress(stream: str) -> str | None:
 
 
 def stream_configs(
-    scale: Scale, max_queued: int, ledger: LedgerLimits = DEFAULT_LEDGER
+    scale: Scale,
+    max_queued: int,
+    ledger: LedgerLimits = DEFAULT_LEDGER,
+    audit_bytes: int = DEFAULT_AUDIT_BYTES,
 ) -> list[StreamConfig]:
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
@@ -110,6 +114,7 @@ def stream_configs(
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
         *(_token_log(scale, shard) for shard in range(scale.shards)),
         _ledger(ledger),
+        audit_stream(audit_bytes),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
         _attempts(),
@@ -171,6 +176,14 @@ def _ledger(limits: LedgerLimits) -> StreamConfig:
     config.republish = RePublish(
         src="infer.ledger.*.*", dest="infer.billed.{{wildcard(1)}}.{{wildcard(2)}}"
     )
+    return config
+
+
+def audit_stream(max_bytes: int) -> StreamConfig:
+    """Return the configuration of the audit log: nobody may delete a record, and none expires."""
+    config = _records(AUDIT, subjects.ALL_AUDIT, max_bytes, 0)
+    config.discard = DiscardPolicy.NEW
+    config.deny_delete = config.deny_purge = True
     return config
 
 

@@ -28,7 +28,7 @@ REGISTRY, TENANTS, PRICES, LEASES = "KV_registry", "KV_tenants", "KV_prices", "K
 IDEMPOTENCY = "KV_idempotency"
 BUCKETS = (REGISTRY, TENANTS, PRICES, LEASES, IDEMPOTENCY)
 CONTROL_STREAMS = frozenset(
-    {topology.LEDGER, topology.CHECKPOINTS, REGISTRY, TENANTS, PRICES, LEASES}
+    {topology.LEDGER, topology.AUDIT, topology.CHECKPOINTS, REGISTRY, TENANTS, PRICES, LEASES}
 )
 # Of a call of the JetStream API: two words, or three, and then the name of a stream
 _CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
@@ -285,6 +285,7 @@ def _admin(make: _Rights) -> list[Right]:
         *make.writes(TENANTS, "tenants and keys"),
         *make.writes(PRICES, "prices"),
         *make.writes(LEASES, "lead"),
+        *make.writes(topology.AUDIT, "what was changed"),
         *(r for b in decided for r in make.hears(BrokerAccount.CONTROL, "changes", _changes(b))),
         *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
         *make.publishes(BrokerAccount.WORK, "signals", "infer.cancel.*.*", "infer.drain.*"),
