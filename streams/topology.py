@@ -20,6 +20,7 @@ REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
+THRESHOLDS = "THRESHOLDS"
 SIGNALS, AUDIT = "SIGNALS", "AUDIT"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
@@ -37,6 +38,7 @@ RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it an
 IDLE_CONSUMER_SECONDS = 3600.0
 DAY_SECONDS = 86400
 MONTH_SECONDS = 30 * DAY_SECONDS
+USAGE_SECONDS = 40 * DAY_SECONDS  # a month's counter may change on its first day alone
 ROLLUP_SECONDS = 400 * DAY_SECONDS
 MIB = 2**20
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
@@ -121,7 +123,8 @@ def stream_configs(
         _checkpoints(),
         _signals(),
         _rollups(),
-        _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
+        _counters(USAGE, "infer.usage.*.*.*.*", USAGE_SECONDS, StorageType.FILE),
+        _records(THRESHOLDS, "infer.threshold.*.*.*.*.*", 16 * MIB, USAGE_SECONDS),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
         _idempotency_bucket(),
     ]
