@@ -238,8 +238,8 @@ class QuotaSettings(BaseModel):
     )
     soft_quotas: tuple[SoftQuota, ...] = Field(
         (),
-        description="quotas of a day or month that are told of and refuse nothing; repeatable, such as "
-        "spend_per_month",
+        description="quotas of a day or month, such as spend_per_month, that are told of and "
+        "refuse nothing",
         json_schema_extra=FLAG_ONLY,
     )
 

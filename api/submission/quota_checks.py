@@ -12,8 +12,8 @@ from decimal import Decimal
 from registry.tenant_records import QuotaLimits, Tenant
 from streams import quota_windows, subjects
 from streams.errors import LargerThanQuota, QuotaSpent, RateLimited
-from streams.quota_thresholds import THRESHOLD_PERCENTS, QuotaThreshold
 from streams.quota_windows import QuotaPeriod, QuotaWindow
+from streams.records.quota_thresholds import THRESHOLD_PERCENTS, QuotaThreshold
 from streams.usage_accounts import PICO, TENANT_SCOPE, Account, Meter, Price, key_scope
 
 _PERIOD_METERS = (Meter.TOKENS, Meter.SPEND)

@@ -31,8 +31,8 @@ from registry.tenant_records import Tenant
 from streams import messages, quota_windows, subjects
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
-from streams.quota_thresholds import QuotaThreshold
 from streams.records import usage_counters
+from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.usage_accounts import Account, Meter
 

@@ -10,7 +10,7 @@ from prometheus_client import Counter
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST
-from streams.quota_thresholds import QuotaThreshold
+from streams.records.quota_thresholds import QuotaThreshold
 
 log = structlog.get_logger()
 

@@ -15,9 +15,9 @@ from streams import quota_windows, subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
 from streams.errors import MillstreamError
-from streams.quota_thresholds import QuotaThreshold
 from streams.quota_windows import QuotaPeriod, QuotaWindow
 from streams.records import usage_rollups
+from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.usage_rollups import UsageRollups
 from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
 
