@@ -20,12 +20,13 @@ from millstream.broker.backup_settings import BackupSettings, RestoreSettings
 from streams import subjects, topology
 from streams.broker.broker_client import connect
 from streams.records.audit_chain import GENESIS, AuditEvent, AuditRecord, ChainBroken
-from tests.support.admins import running_admin
+from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 
 STOP = asyncio.Event()
-NOWHERE = "nats://127.0.0.1:1"
+NOWHERE = {"admin": "http://127.0.0.1:1"}
+Door = dict[str, str]
 
 
 @pytest.fixture
@@ -37,48 +38,57 @@ async def client(nats_url: str) -> AsyncIterator[HttpAdminClient]:
             yield found
 
 
-async def shown(nats_url: str, capsys: pytest.CaptureFixture[str], **told: Any) -> list[str]:
+@pytest.fixture
+def door(client: HttpAdminClient) -> Door:
+    """The settings by which a command finds the admin service."""
+    return door_of(client)
+
+
+def door_of(client: HttpAdminClient) -> Door:
+    return {"admin": client.url, "admin_key": ADMIN_KEY}
+
+
+async def shown(door: Door, capsys: pytest.CaptureFixture[str], **told: Any) -> list[str]:
     capsys.readouterr()
-    await run(AuditSettings.model_validate({"nats": nats_url, **told}), STOP)
+    await run(AuditSettings.model_validate({**door, **told}), STOP)
     return capsys.readouterr().out.splitlines()
 
 
-async def head(nats_url: str, capsys: pytest.CaptureFixture[str], **told: Any) -> str:
-    (line,) = await shown(nats_url, capsys, verify=True, json=True, **told)
+async def head(door: Door, capsys: pytest.CaptureFixture[str], **told: Any) -> str:
+    (line,) = await shown(door, capsys, verify=True, json=True, **told)
     found: str = json.loads(line)["head"]
     return found
 
 
-async def exported(nats_url: str, capsys: pytest.CaptureFixture[str], path: Path) -> Any:
+async def exported(door: Door, capsys: pytest.CaptureFixture[str], path: Path) -> Any:
     capsys.readouterr()
-    settings = {"nats": nats_url, "directory": path, "json": True}
+    settings = {**door, "directory": path, "json": True}
     await export(AuditExportSettings.model_validate(settings), STOP)
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.usefixtures("client")
 async def test_an_operator_reads_what_was_changed(
-    nats_url: str, capsys: pytest.CaptureFixture[str]
+    door: Door, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In words, or as JSON for programs; chosen by who, what and when."""
-    lines = await shown(nats_url, capsys, what="tenants.change")
+    lines = await shown(door, capsys, what="tenants.change")
     assert len(lines) == 2
     assert "admin-key@127.0.0.1 tenants.change tenant bar: weight 3.0 -> 4.0 (change" in lines[0]
     assert "tenant bar: done (change" in lines[1]
-    (first,) = await shown(nats_url, capsys, limit=1, json=True)
+    (first,) = await shown(door, capsys, limit=1, json=True)
     assert json.loads(first)["after"] == {"name": "bar", "weight": 3.0, "source": "api"}
-    assert len(await shown(nats_url, capsys, after=json.loads(first)["sequence"])) == 3
-    assert await shown(nats_url, capsys, who="nobody") == []
-    assert await shown(nats_url, capsys, since="2099-01-01") == []
-    assert len(await shown(nats_url, capsys, since="2020-01-01T12:00")) == 4
+    assert len(await shown(door, capsys, after=json.loads(first)["sequence"])) == 3
+    assert await shown(door, capsys, who="nobody") == []
+    assert await shown(door, capsys, since="2099-01-01") == []
+    assert len(await shown(door, capsys, since="2020-01-01T12:00")) == 4
 
 
 async def test_what_is_changed_is_followed(
-    nats_url: str, client: HttpAdminClient, capsys: pytest.CaptureFixture[str]
+    door: Door, client: HttpAdminClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Until it is stopped."""
     stop, lines = asyncio.Event(), list[str]()
-    settings = AuditSettings.model_validate({"nats": nats_url, "follow": True, "json": True})
+    settings = AuditSettings.model_validate({**door, "follow": True, "json": True})
     following = asyncio.create_task(run(settings, stop))
 
     def has_seen(name: str) -> bool:
@@ -93,35 +103,39 @@ async def test_what_is_changed_is_followed(
 
 
 async def test_the_chain_is_checked_to_the_head_that_was_kept(
-    nats_url: str, client: HttpAdminClient, capsys: pytest.CaptureFixture[str]
+    nats_url: str, door: Door, client: HttpAdminClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A head that is not in it is a log that was made anew, or cut."""
-    kept = await head(nats_url, capsys)
+    kept = await head(door, capsys)
     await client.call("tenants.remove", name="bar")
-    assert await head(nats_url, capsys, head=kept) != kept
+    assert await head(door, capsys, head=kept) != kept
     sequence = int(kept.partition(":")[0])
     with pytest.raises(ChainBroken, match=f"record {sequence}"):
-        await head(nats_url, capsys, head=f"{sequence}:{GENESIS}")
+        await head(door, capsys, head=f"{sequence}:{GENESIS}")
     with pytest.raises(ChainBroken, match="it is missing"):
-        await head(nats_url, capsys, head=f"{sequence + 9}:{GENESIS}")
+        await head(door, capsys, head=f"{sequence + 9}:{GENESIS}")
     async with connect(nats_url, "test") as broker:  # with the rights of the admin service
         forged = AuditRecord(AuditEvent.DONE, "c", "eve", "x", "tenant bar")
         await broker.store(subjects.audit("tenant"), forged.encode(sequence + 3, GENESIS, 0))
     with pytest.raises(ChainBroken) as broken:
-        await head(nats_url, capsys)
+        await head(door, capsys)
     assert broken.value.sequence == sequence + 3
 
 
 async def test_it_is_exported_once_and_checked_without_a_broker(
-    nats_url: str, client: HttpAdminClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    nats_url: str,
+    door: Door,
+    client: HttpAdminClient,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     """Each run adds what is new; a copy that somebody has changed is found."""
     path = tmp_path / "audit"
-    assert (await exported(nats_url, capsys, path))["exported"] == 4
-    assert (await exported(nats_url, capsys, path))["exported"] == 0
+    assert (await exported(door, capsys, path))["exported"] == 4
+    assert (await exported(door, capsys, path))["exported"] == 0
     await client.call("tenants.remove", name="bar")
-    last = await exported(nats_url, capsys, path)
-    assert (last["exported"], last["head"]) == (2, await head(nats_url, capsys))
+    last = await exported(door, capsys, path)
+    assert (last["exported"], last["head"]) == (2, await head(door, capsys))
     files = list_files(path)
     assert len(files) == 2
     async with connect(nats_url, "test") as broker:
@@ -136,30 +150,33 @@ async def test_it_is_exported_once_and_checked_without_a_broker(
 
 
 async def test_an_export_does_not_go_on_in_another_log(
-    nats_url: str, client: HttpAdminClient, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    nats_url: str,
+    door: Door,
+    client: HttpAdminClient,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     """That would hide that the first one is gone."""
-    await exported(nats_url, capsys, tmp_path)
+    await exported(door, capsys, tmp_path)
     async with connect(nats_url, "test") as broker:
         await broker.js.delete_stream(topology.AUDIT)
 
         async def is_made_anew() -> bool:
             with suppress(AdminRefused):  # while there is no log
                 await client.call("tenants.change", name="bar", weight=7)
-                return len(await shown(nats_url, capsys)) >= 2
+                return len(await shown(door, capsys)) >= 2
             return False
 
         await eventually(is_made_anew)
     with pytest.raises(ChainBroken):
-        await exported(nats_url, capsys, tmp_path)
+        await exported(door, capsys, tmp_path)
 
 
-@pytest.mark.usefixtures("client")
 async def test_a_backup_has_it_with_the_same_chain(
-    nats_url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    nats_url: str, door: Door, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Restored elsewhere, the head that was kept is there."""
-    kept, folder, store = await head(nats_url, capsys), tmp_path / "backup", tmp_path / "other"
+    kept, folder, store = await head(door, capsys), tmp_path / "backup", tmp_path / "other"
     told = {"dir": folder, "stream": [topology.AUDIT], "json": True}
     await backup(BackupSettings.model_validate({"nats": nats_url, **told}), STOP)
     store.mkdir()
@@ -167,9 +184,9 @@ async def test_a_backup_has_it_with_the_same_chain(
     try:
         await restore(RestoreSettings.model_validate({"nats": other.url, **told}), STOP)
         async with running_admin(other.url) as restored:
-            assert await head(other.url, capsys, head=kept) == kept
+            assert await head(door_of(restored), capsys, head=kept) == kept
             await restored.call("tenants.add", name="more")
-            assert await head(other.url, capsys, head=kept) != kept
+            assert await head(door_of(restored), capsys, head=kept) != kept
     finally:
         other.kill()
 
