@@ -16,12 +16,14 @@ from registry.credentials.key_format import KeyText
 from registry.credentials.key_pepper import Pepper
 from registry.tenants import hash_key
 from streams import subjects, topology
+from streams.accounts.access import UserClass
 from streams.base_settings import TenantSettings
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.records.audit_chain import AuditEvent, AuditRecord, ChainVerifier
 from streams.records.audit_log import AuditFull, AuditLog
 from streams.topology import MIB, Scale
+from tests.support.accounts_server import connect, process_settings
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.eventually import eventually
 from tests.support.service_process import ServiceProcess
@@ -145,7 +147,8 @@ async def test_a_kill_between_record_and_change_is_seen_and_harmless(
 ) -> None:
     """The record stands without an end, nothing is changed, and the next one may try again."""
     path = f"{SITE}:{Path(__file__).parents[3]}"
-    settings = {"nats": nats_url, "id": "doomed"}
+    creds = process_settings(nats_url, UserClass.ADMIN, "doomed")
+    settings = {"nats": nats_url, "id": "doomed", **creds}
     service = ServiceProcess("admin", tmp_path / "log", settings, {"PYTHONPATH": path})
     try:
         async with connect(nats_url, "test") as broker:

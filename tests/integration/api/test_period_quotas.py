@@ -18,7 +18,8 @@ from millstream.admin.settings import UsageSettings
 from millstream.admin.usage import run as show
 from registry.tenant_records import Tenant
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, connect
+from streams.accounts.access import UserClass
+from streams.broker.broker_client import Broker
 from streams.errors import QuotaSpent
 from streams.messages import LedgerRecord
 from streams.quota_windows import QuotaPeriod
@@ -32,6 +33,7 @@ from tests.integration.api.usage_counters import (
     read_ledger,
     statuses,
 )
+from tests.support.accounts_server import connect, process_settings
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     KEY,
@@ -101,7 +103,8 @@ async def test_what_a_killed_gateway_held_is_settled(nats_url: str, tmp_path: Pa
     limits = tenants(tokens_per_month=limit)
     async with cell(nats_url, 1, mock={"itl_ms": 20}, tenants=limits) as (living,):
         port = free_port()
-        with service_process("gateway", nats_url, tmp_path / "log", port=port) as service:
+        creds = process_settings(nats_url, UserClass.GATEWAY, "doomed")
+        with service_process("gateway", nats_url, tmp_path / "log", port=port, **creds) as service:
             doomed = RunningGateway(port, asyncio.Event())
             await eventually(doomed.is_ready, 30)
             async with doomed.socket() as socket:
@@ -229,8 +232,11 @@ async def test_thresholds_are_told_once_over_all_gateways(
             await eventually(all_are_stored)
             assert statuses(await complete_concurrently(found, 4)) == {200: 4}
             capsys.readouterr()
+            creds = process_settings(nats_url, UserClass.OPERATOR, "operator")
             for told in ({"as_json": True}, {}):
-                await show(UsageSettings(nats=nats_url, thresholds=True, **told), asyncio.Event())
+                await show(
+                    UsageSettings(nats=nats_url, thresholds=True, **creds, **told), asyncio.Event()
+                )
             *lines, _, _, _, _ = capsys.readouterr().out.splitlines()
     told_of = [json.loads(line) for line in lines[:3]]
     assert [each["data"]["percent"] for each in told_of] == [50, 80, 100]

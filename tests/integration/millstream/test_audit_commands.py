@@ -18,8 +18,8 @@ from millstream.audit.settings import AuditExportSettings, AuditSettings
 from millstream.broker.backup_commands import backup, restore
 from millstream.broker.backup_settings import BackupSettings, RestoreSettings
 from streams import subjects, topology
-from streams.broker.broker_client import connect
 from streams.records.audit_chain import GENESIS, AuditEvent, AuditRecord, ChainBroken
+from tests.support.accounts_server import connect
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
