@@ -10,7 +10,7 @@ from streams.errors import InsufficientScope
 class Caller:
     """The holder of a credential: the name by which logs call them, their scopes, and address.
 
-    `address` is that of their connection; empty over NATS.
+    `address` is that of their connection; empty over NATS without accounts.
     """
 
     name: str

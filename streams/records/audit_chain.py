@@ -35,7 +35,7 @@ class AuditRecord:
     """One line of the audit log: who did what, from where, with the values before and after.
 
     `change` is a random id that the records of one change have in common. `who` is a key's id or
-    name, `address` where the caller's connection came from, empty over NATS. `operation` is as in
+    name, `address` where the caller's connection came from, if known. `operation` is as in
     the admin API's table, `target` the record, such as `tenant acme`. `before` and `after` are None
     where there is no such record, and in all records but `intended`. `at` is in epoch milliseconds
     by the cluster's clock, `process` the admin service that wrote it.

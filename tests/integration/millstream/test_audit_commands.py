@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,22 +173,31 @@ async def test_an_export_does_not_go_on_in_another_log(
 
 
 async def test_a_backup_has_it_with_the_same_chain(
-    nats_url: str, door: Door, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Restored elsewhere, the head that was kept is there."""
-    kept, folder, store = await head(door, capsys), tmp_path / "backup", tmp_path / "other"
-    told = {"dir": folder, "stream": [topology.AUDIT], "json": True}
-    await backup(BackupSettings.model_validate({"nats": nats_url, **told}), STOP)
-    store.mkdir()
-    other = NatsServer(store)
-    try:
-        await restore(RestoreSettings.model_validate({"nats": other.url, **told}), STOP)
-        async with running_admin(other.url) as restored:
+    """Restored elsewhere, the head that was kept is there, and the chain goes on."""
+    told = {"dir": tmp_path / "backup", "stream": [topology.AUDIT], "json": True}
+    with capture_logs(), ExitStack() as stack:
+        servers = [stack.enter_context(plain_server(tmp_path / name)) for name in ("one", "other")]
+        async with running_admin(servers[0].url) as client:
+            await client.call("tenants.add", name="bar")
+            kept = await head(door_of(client), capsys)
+        await backup(BackupSettings.model_validate({"nats": servers[0].url, **told}), STOP)
+        await restore(RestoreSettings.model_validate({"nats": servers[1].url, **told}), STOP)
+        async with running_admin(servers[1].url) as restored:
             assert await head(door_of(restored), capsys, head=kept) == kept
             await restored.call("tenants.add", name="more")
             assert await head(door_of(restored), capsys, head=kept) != kept
+
+
+@contextmanager
+def plain_server(store: Path) -> Iterator[NatsServer]:
+    store.mkdir()
+    server = NatsServer(store)
+    try:
+        yield server
     finally:
-        other.kill()
+        server.kill()
 
 
 @pytest.mark.parametrize(
