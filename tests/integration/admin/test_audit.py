@@ -11,7 +11,7 @@ import pytest
 from nats.js.errors import APIError
 from structlog.testing import capture_logs
 
-from millstream.admin.admin_client import AdminRefused, HttpAdminClient
+from millstream.admin.admin_client import AdminRefused, HttpAdminClient, NatsAdminClient
 from registry.credentials.key_format import KeyText
 from registry.credentials.key_pepper import Pepper
 from registry.tenants import hash_key
@@ -23,7 +23,7 @@ from streams.broker.broker_client import Broker
 from streams.records.audit_chain import AuditEvent, AuditRecord, ChainVerifier
 from streams.records.audit_log import AuditFull, AuditLog
 from streams.topology import MIB, Scale
-from tests.support.accounts_server import connect, process_settings
+from tests.support.accounts_server import connect, process_files, process_settings
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.eventually import eventually
 from tests.support.service_process import ServiceProcess
@@ -239,3 +239,13 @@ async def test_a_record_whose_confirmation_was_lost_is_written_once(nats_url: st
         for _ in range(3):
             await audit_log.append(record)
         assert len(await broker.read_subject(topology.AUDIT, subjects.ALL_AUDIT)) == 3
+
+
+async def test_the_user_of_nats_is_told(nats_url: str) -> None:
+    """By the servers, with where from: an operator's name is no word of their own."""
+    files = process_files(nats_url, UserClass.OPERATOR, "ada")
+    async with running_admin(nats_url) as client, connect(nats_url, "ada", files) as broker:
+        await NatsAdminClient(broker).call("tenants.add", name="bar")
+        found = await records(client, who="nats:operator-ada")
+    assert [r["event"] for r in found] == ["intended", "done"]
+    assert {r["address"] for r in found} == {"127.0.0.1"}
