@@ -182,7 +182,7 @@ async def test_an_archived_log_goes_on_in_an_empty_one(
             kept = (await exported(door_of(client), capsys, tmp_path))["head"]
         async with connect(nats_url, "test") as broker:
             await broker.js.delete_stream(topology.AUDIT)
-        async with running_admin(nats_url, audit_head=[kept]) as client:
+        async with running_admin(nats_url, audit_head=kept) as client:
             await client.call("tenants.add", name="more")
             door = door_of(client)
             assert (await exported(door, capsys, tmp_path))["exported"] == 2
@@ -190,7 +190,7 @@ async def test_an_archived_log_goes_on_in_an_empty_one(
             assert await head(door, capsys, head=[kept]) == last
             with pytest.raises(ChainBroken, match="the beginning of all"):
                 await head(door, capsys)
-        async with running_admin(nats_url, audit_head=[kept]) as client:  # it is empty no more
+        async with running_admin(nats_url, audit_head=kept) as client:  # it is empty no more
             await client.call("tenants.remove", name="more")
             assert await head(door_of(client), capsys, head=[kept, last]) != last
 
