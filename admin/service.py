@@ -40,6 +40,7 @@ from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.errors import MillstreamError
 from streams.metrics_server import not_yet, serve_metrics
+from streams.records.audit_chain import ChainHead
 from streams.records.audit_log import AuditFull, AuditLog
 from streams.topology import Scale
 
@@ -78,7 +79,8 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             campaign = tasks.create_task(lease.run(), name="lease")
             await lease.answered.wait()
             scale = Scale(settings.replicas, settings.shards)
-            audit_log = AuditLog(broker)
+            archived = ChainHead.parse(settings.audit_head) if settings.audit_head else None
+            audit_log = AuditLog(broker, archived)
             trail = AuditTrail(audit_log, settings.id)
             records = await _open_records(stack, broker, lease, settings)
             registry, tenants, managed_keys, prices = records

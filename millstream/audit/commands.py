@@ -54,7 +54,7 @@ async def export(settings: AuditExportSettings, stop: asyncio.Event) -> None:
 
 
 async def _verify(settings: AuditSettings) -> None:
-    known = ChainHead.parse(settings.head) if settings.head else None
+    known = [ChainHead.parse(head) for head in settings.head]
     if settings.directory:
         verifier = await asyncio.to_thread(exported_files.verify_files, settings.directory, known)
     else:

@@ -8,7 +8,7 @@ the name of the newest file is the head of all, and nothing is lost or twice.
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +48,10 @@ def list_files(directory: Path) -> list[ExportedFile]:
     return sorted(ExportedFile(int(m[1]), int(m[2]), m[3], path) for path, m in found if m)
 
 
-def verify_files(directory: Path, known: ChainHead | None = None) -> ChainVerifier:
+def verify_files(directory: Path, known: Iterable[ChainHead] = ()) -> ChainVerifier:
     """Check all files of a directory as one chain; raises `ChainBroken` at the first bad record.
 
-    Also if the head `known` is not in it, or a file does not end as its name says.
+    Also if one of the `known` heads is not in it, or a file does not end as its name says.
     """
     verifier = ChainVerifier(known)
     for file in list_files(directory):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from millstream.admin.settings import AdminClientSettings
 from streams.base_settings import FLAG_ONLY, POSITIONAL
@@ -64,9 +64,10 @@ class AuditSettings(AdminClientSettings):
         description="check that no record was changed, removed or put in, and show the head",
         json_schema_extra=FLAG_ONLY,
     )
-    head: Annotated[str, BeforeValidator(_check_head)] | None = Field(
-        None,
-        description="with --verify: a head that was kept elsewhere, which must be in the chain",
+    head: tuple[Annotated[str, AfterValidator(_check_head)], ...] = Field(
+        (),
+        description="with --verify: a head that was kept elsewhere, which must be in the chain or, "
+        "of an archive, right before it; repeatable",
         json_schema_extra=FLAG_ONLY,
     )
     directory: Path | None = Field(

@@ -7,6 +7,7 @@ records were cut off at the end.
 
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -90,6 +91,10 @@ class ChainHead:
     def __str__(self) -> str:
         return f"{self.sequence}:{self.digest}"
 
+    def is_before(self, sequence: int, previous: str) -> bool:
+        """Return True if a line with this sequence and hash of its predecessor follows the head."""
+        return self.sequence < sequence and self.digest == previous
+
 
 class ChainBroken(MillstreamError):
     """A record is not the one that was written, or records are missing before it.
@@ -105,19 +110,22 @@ class ChainBroken(MillstreamError):
 class ChainVerifier:
     """Checks lines in order: each holds the hash of the one before it.
 
-    `known` is a head that was kept elsewhere, and `after` the one that the first line follows, by
-    default none. `head` is that of the last line that was added, and `records` is their number.
+    `known` are heads that were kept elsewhere: those of lines, or the one that the first line
+    follows where those before it are archived. `after` is the head that the first line must follow,
+    by default none. `head` is that of the last line that was added, and `records` is their
+    number.
     """
 
-    def __init__(self, known: ChainHead | None = None, after: ChainHead | None = None) -> None:
-        self._known = known
-        self._is_known_seen = known is None
+    def __init__(self, known: Iterable[ChainHead] = (), after: ChainHead | None = None) -> None:
+        self._known = {head.sequence: head for head in known}
         self.head = after
         self.records = 0
 
     def add(self, line: bytes) -> None:
         """Take the next line; raises `ChainBroken` if it cannot follow those before it."""
         sequence, previous = _read_link(line)
+        if self.head is None:
+            self.head = self._pop_archived(sequence, previous)
         expected = self.head.digest if self.head else GENESIS
         if self.head and sequence <= self.head.sequence:
             raise ChainBroken(sequence, f"it comes after record {self.head.sequence}")
@@ -130,9 +138,13 @@ class ChainVerifier:
             )
         self.head = ChainHead(sequence, hash_line(line))
         self.records += 1
-        if self._known and sequence == self._known.sequence:
-            self.expect_head(self._known)
-            self._is_known_seen = True
+        if known := self._known.pop(sequence, None):
+            self.expect_head(known)
+
+    def _pop_archived(self, sequence: int, previous: str) -> ChainHead | None:
+        """Return the known head that the first line follows; None if it follows none."""
+        found = [head for head in self._known.values() if head.is_before(sequence, previous)]
+        return self._known.pop(found[0].sequence) if found else None
 
     def expect_head(self, known: ChainHead) -> None:
         """Raise `ChainBroken` if the last line is not the one with this head."""
@@ -141,10 +153,10 @@ class ChainVerifier:
             raise ChainBroken(known.sequence, f"the head here is {found}, and not {known}")
 
     def finish(self) -> None:
-        """Raise `ChainBroken` if the known head was not among the lines."""
-        if not self._is_known_seen and self._known:
+        """Raise `ChainBroken` if a known head was not among the lines."""
+        for sequence in sorted(self._known):
             last = self.head.sequence if self.head else 0
-            raise ChainBroken(self._known.sequence, f"it is missing; the last record is {last}")
+            raise ChainBroken(sequence, f"it is missing; the last record is {last}")
 
 
 def _read_link(line: bytes) -> tuple[int, str]:

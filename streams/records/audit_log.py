@@ -11,7 +11,7 @@ from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoreRefused, StreamMissing
 from streams.broker.responses import MessagePage
 from streams.errors import BrokerUnavailable, MillstreamError
-from streams.records.audit_chain import GENESIS, AuditEvent, AuditRecord, hash_line
+from streams.records.audit_chain import GENESIS, AuditEvent, AuditRecord, ChainHead, hash_line
 
 ALARM_RATIO, FULL_RATIO = 0.7, 0.9
 EXPECTED_LAST_OF_STREAM = "Nats-Expected-Last-Sequence"
@@ -66,11 +66,13 @@ class _Tail:
 class AuditLog:
     """Appends records by compare-and-set: each one follows the last, whoever wrote that.
 
-    `use` is as it was at the last `append` or `read_use`.
+    `use` is as it was at the last `append` or `read_use`. `archived` is the head that the first
+    record of an empty log follows, by default none.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, archived: ChainHead | None = None) -> None:
         self._broker = broker
+        self._first_previous = archived.digest if archived else GENESIS
         self._lock = asyncio.Lock()
         self.use = AuditUse()
 
@@ -111,7 +113,7 @@ class AuditLog:
         info = await self._read_info()
         use = self.use
         if not info.state.messages:
-            return _Tail(info.state.last_seq, GENESIS, use)
+            return _Tail(info.state.last_seq, self._first_previous, use)
         last = await self._broker.get(topology.AUDIT, info.state.last_seq)
         if last is None:
             raise BrokerUnavailable(

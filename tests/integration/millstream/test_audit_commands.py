@@ -108,12 +108,12 @@ async def test_the_chain_is_checked_to_the_head_that_was_kept(
     """A head that is not in it is a log that was made anew, or cut."""
     kept = await head(door, capsys)
     await client.call("tenants.remove", name="bar")
-    assert await head(door, capsys, head=kept) != kept
+    assert await head(door, capsys, head=[kept]) != kept
     sequence = int(kept.partition(":")[0])
     with pytest.raises(ChainBroken, match=f"record {sequence}"):
-        await head(door, capsys, head=f"{sequence}:{GENESIS}")
+        await head(door, capsys, head=[f"{sequence}:{GENESIS}"])
     with pytest.raises(ChainBroken, match="it is missing"):
-        await head(door, capsys, head=f"{sequence + 9}:{GENESIS}")
+        await head(door, capsys, head=[f"{sequence + 9}:{GENESIS}"])
     async with connect(nats_url, "test") as broker:  # with the rights of the admin service
         forged = AuditRecord(AuditEvent.DONE, "c", "eve", "x", "tenant bar")
         await broker.store(subjects.audit("tenant"), forged.encode(sequence + 3, GENESIS, 0))
@@ -172,6 +172,29 @@ async def test_an_export_does_not_go_on_in_another_log(
         await exported(door, capsys, tmp_path)
 
 
+async def test_an_archived_log_goes_on_in_an_empty_one(
+    nats_url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The first record names the last one of the archive, so both are one chain."""
+    with capture_logs():
+        async with running_admin(nats_url) as client:
+            await client.call("tenants.add", name="bar")
+            kept = (await exported(door_of(client), capsys, tmp_path))["head"]
+        async with connect(nats_url, "test") as broker:
+            await broker.js.delete_stream(topology.AUDIT)
+        async with running_admin(nats_url, audit_head=kept) as client:
+            await client.call("tenants.add", name="more")
+            door = door_of(client)
+            assert (await exported(door, capsys, tmp_path))["exported"] == 2
+            last = await head(door, capsys, directory=tmp_path)
+            assert await head(door, capsys, head=[kept]) == last
+            with pytest.raises(ChainBroken, match="the beginning of all"):
+                await head(door, capsys)
+        async with running_admin(nats_url, audit_head=kept) as client:  # it is empty no more
+            await client.call("tenants.remove", name="more")
+            assert await head(door_of(client), capsys, head=[kept, last]) != last
+
+
 async def test_a_backup_has_it_with_the_same_chain(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -185,9 +208,9 @@ async def test_a_backup_has_it_with_the_same_chain(
         await backup(BackupSettings.model_validate({"nats": servers[0].url, **told}), STOP)
         await restore(RestoreSettings.model_validate({"nats": servers[1].url, **told}), STOP)
         async with running_admin(servers[1].url) as restored:
-            assert await head(door_of(restored), capsys, head=kept) == kept
+            assert await head(door_of(restored), capsys, head=[kept]) == kept
             await restored.call("tenants.add", name="more")
-            assert await head(door_of(restored), capsys, head=kept) != kept
+            assert await head(door_of(restored), capsys, head=[kept]) != kept
 
 
 @contextmanager
@@ -201,7 +224,8 @@ def plain_server(store: Path) -> Iterator[NatsServer]:
 
 
 @pytest.mark.parametrize(
-    "told", [{"head": "x"}, {"head": f"1:{GENESIS}"}, {"since": "soon"}, {"verify": 1, "who": "x"}]
+    "told",
+    [{"head": ["x"]}, {"head": [f"1:{GENESIS}"]}, {"since": "soon"}, {"verify": 1, "who": "x"}],
 )
 def test_options_that_make_no_sense_are_refused(told: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -29,7 +29,7 @@ def chain(count: int) -> list[bytes]:
     return lines
 
 
-def verify(lines: list[bytes], known: ChainHead | None = None) -> ChainHead | None:
+def verify(lines: list[bytes], *known: ChainHead) -> ChainHead | None:
     verifier = ChainVerifier(known)
     for line in lines:
         verifier.add(line)
@@ -44,9 +44,17 @@ def heads(lines: list[bytes]) -> list[ChainHead]:
 def test_what_was_written_is_whole() -> None:
     """From the first record to the head, and with any head that was kept on the way."""
     lines = chain(5)
-    for known in (None, *heads(lines)):
-        assert verify(lines, known) == heads(lines)[-1]
+    assert verify(lines) == verify(lines, *heads(lines)) == heads(lines)[-1]
     assert verify([]) is None
+
+
+def test_what_is_archived_may_be_missing_at_the_beginning() -> None:
+    """If the head of the archive was kept; and nowhere else."""
+    lines = chain(5)
+    assert verify(lines[2:], heads(lines)[1], heads(lines)[3]) == heads(lines)[-1]
+    for others in ([], [heads(lines)[0]], [heads(lines)[3]]):
+        with pytest.raises(ChainBroken):
+            verify(lines[2:], *others)
 
 
 @given(at=st.integers(0, 3), data=st.data())
