@@ -7,13 +7,14 @@ import orjson
 import structlog
 from pydantic import BaseModel, ValidationError
 
+from admin.audit_trail import AuditTrail, acting
 from admin.caller import Caller
 from admin.metrics import OPERATIONS
 from admin.operation_table import OPERATIONS as TABLE
 from admin.operation_table import ModelArguments, Operation
 from admin.operations import Handler, JsonBody
 from api.schemas.parsing import to_bad_request
-from streams.errors import InternalError, MillstreamError, NotFound
+from streams.errors import InsufficientScope, InternalError, MillstreamError, NotFound
 
 log = structlog.get_logger()
 
@@ -21,10 +22,10 @@ log = structlog.get_logger()
 class AdminApi:
     """The operations as both doors call them."""
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], trail: AuditTrail) -> None:
         """Take the coroutine function of each operation in the table, by its name."""
         assert handlers.keys() == TABLE.keys()
-        self._handlers = handlers
+        self._handlers, self._trail = handlers, trail
 
     async def run(self, name: str, arguments: dict[str, Any], caller: Caller) -> JsonBody:
         """Do an operation for a caller; return its JSON answer.
@@ -37,7 +38,14 @@ class AdminApi:
         if operation is None:
             raise NotFound(f"there is no operation {name!r}; there are: {', '.join(TABLE)}")
         try:
-            answer = await self._handlers[name](_admit(operation, arguments, caller))
+            with acting(caller, name):
+                answer = await self._handlers[name](_admit(operation, arguments, caller))
+        except InsufficientScope as error:
+            _observe(operation, arguments, caller, error.code)
+            if operation.is_change:
+                target = _target_name(arguments)
+                await self._trail.record_refusal(caller, name, target, error.code)
+            raise
         except MillstreamError as error:
             _observe(operation, arguments, caller, error.code)
             raise
@@ -71,7 +79,14 @@ def _parse(operation: Operation, arguments: dict[str, Any]) -> BaseModel:
 def _observe(operation: Operation, arguments: dict[str, Any], caller: Caller, outcome: str) -> None:
     OPERATIONS.labels(operation.name, outcome).inc()
     if operation.is_change:
-        name = str(arguments.get("name") or arguments.get("id") or "")[:256]
         log.info(
-            "admin_change", operation=operation.name, name=name, caller=caller.name, outcome=outcome
+            "admin_change",
+            operation=operation.name,
+            name=_target_name(arguments),
+            caller=caller.name,
+            outcome=outcome,
         )
+
+
+def _target_name(arguments: dict[str, Any]) -> str:
+    return str(arguments.get("name") or arguments.get("id") or "")[:256]

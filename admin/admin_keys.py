@@ -2,6 +2,7 @@
 
 import hmac
 import time
+from dataclasses import replace
 
 from admin.caller import Caller
 from api.authentication.authenticator import Authenticator, ClientOrigin
@@ -43,7 +44,7 @@ class AdminKeys:
             self._wrong_keys.record_wrong(address, digest, now)
             raise
         self._wrong_keys.record_right(address, digest)
-        return caller
+        return replace(caller, address=address)
 
     def _find_own(self, digest: str) -> Caller | None:
         found = [who for own, who in self._holders.items() if hmac.compare_digest(own, digest)]

@@ -1,4 +1,4 @@
-"""The caller of an operation: a name for the log, and scopes. Pure."""
+"""The caller of an operation: a name for the log, an address, and scopes. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,14 @@ from streams.errors import InsufficientScope
 
 @dataclass(frozen=True)
 class Caller:
-    """The holder of a credential: the name by which log events call them, and their scopes."""
+    """The holder of a credential: the name by which logs call them, their scopes, and address.
+
+    `address` is that of their connection; empty over NATS without accounts.
+    """
 
     name: str
     scopes: tuple[Scope, ...] = ("admin",)
+    address: str = ""
 
     def check(self, needed: Scope) -> None:
         """Raise `InsufficientScope` unless they have this scope; `admin` has all of them."""

@@ -20,6 +20,9 @@ DECLARING = Gauge(
 UNUSABLE = Gauge(
     "millstream_admin_unusable_stream", "Streams that the broker refuses to make.", ["stream"]
 )
+AUDIT_USED = Gauge(
+    "millstream_audit_used_ratio", "Part of the audit log's size that is in use, 0 to 1."
+)
 
 
 def observe_unusable(streams: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ shape of the HTTP API's error bodies. Of all admin services one answers.
 """
 
 import asyncio
+from collections.abc import Mapping
 
 import orjson
 import structlog
@@ -18,9 +19,10 @@ from api.schemas.parsing import decode
 from streams import subjects
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable, MillstreamError, PayloadTooLarge
+from streams.headers import REQUEST_INFO
 
 log = structlog.get_logger()
-CALLER = Caller("nats")  # who asks here has the broker's credentials, and may do everything
+_ANYBODY = "nats"  # who asks here has the broker's credentials, and may do everything
 _QUEUE = "admin"
 _HEAD_BYTES = 1024  # of a message's limit, for its headers
 
@@ -40,7 +42,8 @@ async def serve_nats(broker: Broker, api: AdminApi) -> None:
 
 
 async def _answer(broker: Broker, api: AdminApi, msg: Msg) -> None:
-    answer = orjson.dumps(await _run(api, msg))
+    caller = _find_caller(msg.headers or {}) if broker.has_accounts else Caller(_ANYBODY)
+    answer = orjson.dumps(await _run(api, msg, caller))
     if len(answer) > (limit := broker.max_payload - _HEAD_BYTES):
         answer = orjson.dumps(error_body(PayloadTooLarge(len(answer), limit)))
     try:
@@ -49,9 +52,18 @@ async def _answer(broker: Broker, api: AdminApi, msg: Msg) -> None:
         log.warning("admin_answer_lost", subject=msg.subject, reason=str(error))
 
 
-async def _run(api: AdminApi, msg: Msg) -> JsonBody:
+def _find_caller(headers: Mapping[str, str]) -> Caller:
+    """Return the user and address that the servers tell; where there are accounts, they do."""
+    try:
+        told = orjson.loads(headers[REQUEST_INFO])
+        return Caller(f"{_ANYBODY}:{told['name_tag']}", address=str(told["host"]))
+    except (KeyError, ValueError, TypeError):
+        return Caller(_ANYBODY)
+
+
+async def _run(api: AdminApi, msg: Msg, caller: Caller) -> JsonBody:
     try:
         arguments = decode(msg.data or b"{}")
-        return {"result": await api.run(subjects.parse_admin(msg.subject), arguments, CALLER)}
+        return {"result": await api.run(subjects.parse_admin(msg.subject), arguments, caller)}
     except MillstreamError as error:
         return error_body(error)

@@ -167,6 +167,18 @@ class PriceArguments(Arguments):
     )
 
 
+class AuditPageArguments(Arguments):
+    """Arguments of `audit.list`: at most `limit` records with sequences above `after`."""
+
+    limit: int = Field(100, ge=1, le=MAX_PAGE, description="most records of the answer")
+    after: int = Field(0, ge=0, description="sequence of the last record that is known already")
+    who: str | None = Field(None, description="only of this key's id, `admin-key`, `nats`, …")
+    what: str | None = Field(
+        None, description="only of this operation or record, such as `tenants` or `tenant acme`"
+    )
+    since: float | None = Field(None, ge=0, description="only from then on, in epoch seconds")
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too.
@@ -307,6 +319,14 @@ OPERATIONS = {
         ),
         Operation(
             "keys.revoke", "DELETE", "/keys/{id}", "admin", KeyIdArguments, "Revoke a key for good"
+        ),
+        Operation(
+            "audit.list",
+            "GET",
+            "/audit",
+            "operator",
+            AuditPageArguments,
+            "List what was changed, by whom, in order",
         ),
         Operation(
             "denials.list", "GET", "/denials", "operator", PageArguments, "List the denied tokens"

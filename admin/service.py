@@ -11,6 +11,9 @@ import structlog
 
 from admin.admin_api import AdminApi
 from admin.admin_keys import AdminKeys
+from admin.audit_operations import AuditOperations
+from admin.audit_trail import AuditTrail, acting
+from admin.caller import Caller
 from admin.declarer import Declarer, Records
 from admin.http_api import build_app
 from admin.http_server import AdminServer, listen
@@ -27,6 +30,8 @@ from registry.kv_records import KvRecords
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
+from streams import topology
+from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
 from streams.broker.declaration import WAIT_SECONDS
@@ -35,6 +40,8 @@ from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.errors import MillstreamError
 from streams.metrics_server import not_yet, serve_metrics
+from streams.records.audit_chain import ChainHead
+from streams.records.audit_log import AuditFull, AuditLog
 from streams.topology import Scale
 
 log = structlog.get_logger()
@@ -71,10 +78,21 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             campaign = tasks.create_task(lease.run(), name="lease")
             await lease.answered.wait()
+            scale = Scale(settings.replicas, settings.shards)
+            archived = ChainHead.parse(settings.audit_head) if settings.audit_head else None
+            audit_log = AuditLog(broker, archived)
+            trail = AuditTrail(audit_log, settings.id)
             records = await _open_records(stack, broker, lease, settings)
             registry, tenants, managed_keys, prices = records
-            scale = Scale(settings.replicas, settings.shards)
-            declarer = Declarer(broker, lease, records, scale, settings.ledger_limits)
+            # By each of them, as nothing is changed without it
+            audit_stream = topology.audit_stream(settings.audit_bytes)
+            await declaration.declare_stream(broker, audit_stream, scale)
+            for each in records:
+                each.record_changes(trail.record)
+            await _apply_configuration(tenants, settings)
+            declarer = Declarer(
+                broker, lease, records, scale, settings.ledger_limits, settings.audit_bytes
+            )
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
             operations = Operations(registry, tenants, managed_keys)
@@ -84,7 +102,9 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
                     **operations.handlers,
                     **key_operations.handlers,
                     **price_operations.handlers,
-                }
+                    **AuditOperations(audit_log).handlers,
+                },
+                trail,
             )
             authenticator = Authenticator(
                 tenants, managed_keys, pepper, (), broker.clock.now, refuses_weak=False
@@ -95,6 +115,7 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             working = [
                 campaign,
                 tasks.create_task(declarer.run(), name="declarer"),
+                tasks.create_task(trail.run(), name="audit"),
                 tasks.create_task(retry_forever(partial(sample_once, broker)), name="clock"),
                 tasks.create_task(serve_nats(broker, api), name="nats"),
             ]
@@ -125,7 +146,7 @@ def _read_keys(settings: AdminSettings) -> dict[str, str]:
 async def _open_records(
     stack: AsyncExitStack, broker: Broker, lease: Lease, settings: AdminSettings
 ) -> Records:
-    """Return the buckets' records once they are loaded, with the configured tenants among them."""
+    """Return the buckets' records once they are loaded."""
 
     def declares() -> bool:
         return lease.is_held
@@ -139,11 +160,19 @@ async def _open_records(
 
     registry, tenants = await open_records(Registry), await open_records(Tenants)
     keys, prices = await open_records(Keys), await open_records(PriceBook)
-    if settings.replace_tenants or "tenants" in settings.model_fields_set:
-        await tenants.apply_config(settings.tenants)
-    if settings.api_key:
-        await tenants.apply_api_key(settings.api_key)
     return Records(registry, tenants, keys, prices)
+
+
+async def _apply_configuration(tenants: Tenants, settings: AdminSettings) -> None:
+    """Store the tenants and keys of the configuration; where the audit log is full, those stay."""
+    with acting(Caller("configuration"), "tenants.configure"):
+        try:
+            if settings.replace_tenants or "tenants" in settings.model_fields_set:
+                await tenants.apply_config(settings.tenants)
+            if settings.api_key:
+                await tenants.apply_api_key(settings.api_key)
+        except AuditFull as error:
+            log.error("configuration_not_applied", reason=str(error))
 
 
 def _log_address(listener: socket.socket) -> None:

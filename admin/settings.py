@@ -1,11 +1,19 @@
 """Settings of `millstream admin`."""
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
-from streams.topology import DAY_SECONDS, MIB, LedgerLimits
+from streams.records.audit_chain import ChainHead
+from streams.topology import DAY_SECONDS, DEFAULT_AUDIT_BYTES, MIB, LedgerLimits
+
+
+def _check_head(value: str) -> str:
+    """Return `value`; raises ValueError if it names no head."""
+    ChainHead.parse(value)
+    return value
 
 
 class AdminSettings(ServiceSettings):
@@ -44,6 +52,15 @@ class AdminSettings(ServiceSettings):
         30,
         ge=0,
         description="age at which ledger records are removed; 0: never, `ledger export` does it",
+    )
+
+    audit_bytes: int = Field(
+        DEFAULT_AUDIT_BYTES, ge=MIB, description="size of the audit log, which is never shortened"
+    )
+
+    audit_head: Annotated[str, AfterValidator(_check_head)] | None = Field(
+        None,
+        description="head of an archived audit log, which the first record of an empty one follows",
     )
 
     @property

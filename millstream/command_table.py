@@ -102,6 +102,18 @@ COMMANDS = (
         "millstream.admin.usage:run",
     ),
     Command(
+        "audit",
+        "show or verify what was changed, by whom and from where",
+        "millstream.audit.settings:AuditSettings",
+        "millstream.audit.commands:run",
+    ),
+    Command(
+        "audit export",
+        "write what was changed into files",
+        "millstream.audit.settings:AuditExportSettings",
+        "millstream.audit.commands:export",
+    ),
+    Command(
         "prices set",
         "enter what a model costs from now on",
         "millstream.prices.settings:PriceSettings",

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Generic, Self, TypeVar
 
-from registry.kv_view import OPEN_SECONDS, Declares, KvView, never
+from registry.kv_view import OPEN_SECONDS, ChangeRecorder, Declares, KvView, never
 from streams.broker.broker_client import Broker
 
 R = TypeVar("R")
@@ -48,6 +48,13 @@ class KvRecords(ABC, Generic[R]):
     def check_bucket(self, stream: str) -> None:
         """Look soon whether the bucket is there, if `stream` is its stream."""
         self._view.check_bucket(stream)
+
+    def record_changes(self, recorder: ChangeRecorder[R]) -> None:
+        """Have `recorder` entered before each write is stored, and left with its outcome.
+
+        What it raises before the write is raised by the method that writes, and nothing is stored.
+        """
+        self._view.recorder = recorder
 
     def on_change(self, observer: Callable[[], None]) -> None:
         """Register `observer` to be called after each change of any record; returns at once.

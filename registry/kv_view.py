@@ -9,6 +9,7 @@ revision.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, Self, TypeVar
@@ -59,6 +60,19 @@ class KvEntry:
     value: bytes | None
 
 
+@dataclass(frozen=True)
+class RecordChange(Generic[T]):
+    """A change that is about to be stored: a key's value before and after, None for no such key."""
+
+    key: str
+    before: T | None
+    after: T | None
+
+
+# Entered before a change is stored, and left with what became of it; may refuse it by raising
+ChangeRecorder = Callable[[RecordChange[T]], AbstractAsyncContextManager[None]]
+
+
 class KvView(Generic[T]):
     """In-memory copy of a NATS KV bucket: the decoded values by key, looked up without waiting.
 
@@ -92,6 +106,7 @@ class KvView(Generic[T]):
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()
         self._observers: list[Callable[[], None]] = []
+        self.recorder: ChangeRecorder[T] = lambda change: nullcontext()
         self._task: asyncio.Task[None] | None = None
         self._subscription: BrokerSubscription | None = None
 
@@ -180,7 +195,8 @@ class KvView(Generic[T]):
         current, known = self._values.get(key), self._revisions.get(key, 0)
         wanted = change(current)
         is_newest = self._unreadable.get(key, -1) < known
-        if is_newest and current == (wanted if wanted is None else self._decode(key, wanted)):
+        after = None if wanted is None else self._decode(key, wanted)
+        if is_newest and current == after:
             return True
         if len(wanted or b"") > (limit := self._broker.max_payload - _HEADER_BYTES):
             raise PayloadTooLarge(len(wanted or b""), limit)  # NATS would close the connection
@@ -188,7 +204,8 @@ class KvView(Generic[T]):
         if wanted is None:
             headers["KV-Operation"] = "DEL"
         try:
-            stored = await self._broker.store(self._subject(key), wanted or b"", headers)
+            async with self.recorder(RecordChange(key, current, after)):
+                stored = await self._broker.store(self._subject(key), wanted or b"", headers)
         except StoreRefused as error:
             if not error.is_conflict:
                 raise

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from registry.models import Record
+from streams.base_settings import SoftQuota
 
 Source = Literal["config", "api_key", "api"]
 Scope = Literal["infer", "models:read", "usage:read", "jobs", "operator", "admin"]
@@ -15,7 +16,8 @@ DEFAULT_SCOPES: tuple[Scope, ...] = ("infer", "models:read", "usage:read", "jobs
 class QuotaLimits(Record):
     """Quotas of a tenant or of one of its API keys; None means unlimited.
 
-    Each applies to the sum over all gateways. A day is a day of UTC.
+    Each applies to the sum over all gateways. Days and months are those of UTC. Of `soft_quotas` it
+    is told how much is used, and no request is refused for them.
     """
 
     requests_per_minute: int | None = None
@@ -23,11 +25,19 @@ class QuotaLimits(Record):
     max_concurrent: int | None = None
     tokens_per_day: int | None = None
     spend_per_day: float | None = None  # in the currency of the models' prices
+    tokens_per_month: int | None = None
+    spend_per_month: float | None = None
+    soft_quotas: tuple[SoftQuota, ...] = ()
 
     @property
     def has_limits(self) -> bool:
         """True if at least one quota is limited."""
-        return any(getattr(self, name) is not None for name in QuotaLimits.model_fields)
+        names = QuotaLimits.model_fields.keys() - {"soft_quotas"}
+        return any(getattr(self, name) is not None for name in names)
+
+    def enforces(self, quota: str) -> bool:
+        """Return True if requests are refused for a quota: it is set, and is not soft."""
+        return getattr(self, quota) is not None and quota not in self.soft_quotas
 
 
 class ApiKey(QuotaLimits):

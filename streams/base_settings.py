@@ -26,6 +26,7 @@ from streams.connection_files import ConnectionFiles
 from streams.server_urls import parse_server_urls
 
 ClientAuth = Literal["optional", "required"]
+SoftQuota = Literal["tokens_per_day", "spend_per_day", "tokens_per_month", "spend_per_month"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -229,6 +230,18 @@ class QuotaSettings(BaseModel):
         None,
         gt=0,
         description="cost of a day of UTC, in the currency of the models' prices",
+        json_schema_extra=FLAG_ONLY,
+    )
+    tokens_per_month: int | None = Field(
+        None, ge=1, description="tokens in a month of UTC", json_schema_extra=FLAG_ONLY
+    )
+    spend_per_month: float | None = Field(
+        None, gt=0, description="cost of a month of UTC", json_schema_extra=FLAG_ONLY
+    )
+    soft_quotas: tuple[SoftQuota, ...] = Field(
+        (),
+        description="quotas of a day or month, such as spend_per_month, that are told of and "
+        "refuse nothing",
         json_schema_extra=FLAG_ONLY,
     )
 

@@ -82,6 +82,7 @@ HTTP_STATUS: dict[str, int] = {
     "no_workers": 503,
     "issuer_unreachable": 503,
     "ledger_full": 503,
+    "audit_full": 503,
     "broker_unavailable": 503,
     "log_lost": 503,
     "work_lost": 503,
@@ -399,22 +400,31 @@ class TooManyWrongKeys(Refused):
 class RateLimited(Refused):
     """The request would exceed a quota at the moment; later, when use has fallen, it may fit.
 
-    `field` is the name of the quota, `limit` its size, and `used` what is in use of it now.
+    `field` is the name of the quota, `limit` its size, and `used` what is in use of it now. The
+    message has `opens_at`, a time of UTC, where one is known.
     """
 
     code = "rate_limit_exceeded"
 
-    def __init__(self, quota: str, limit: float, used: float, retry_after_seconds: float) -> None:
+    def __init__(
+        self,
+        quota: str,
+        limit: float,
+        used: float,
+        retry_after_seconds: float,
+        opens_at: str | None = None,
+    ) -> None:
+        when = f", at {opens_at}" if opens_at else ""
         super().__init__(
             f"{quota} is {plain_number(limit)}, and {plain_number(used)} is in use; try again in "
-            f"{plain_number(retry_after_seconds)} s",
+            f"{plain_number(retry_after_seconds)} s{when}",
             retry_after_seconds,
         )
         self.field, self.limit, self.used = quota, limit, used
 
 
 class QuotaSpent(RateLimited):
-    """A daily quota is used up: the request cannot be admitted before the next day of UTC."""
+    """A quota of a day or month is used up: nothing is admitted before the next one of UTC."""
 
     code = "insufficient_quota"
 

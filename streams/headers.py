@@ -15,6 +15,7 @@ MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 INCREMENT = "Nats-Incr"
 STORED_AT = "Nats-Time-Stamp"  # of a stored message that is read: when, as in RFC 3339, in UTC
+REQUEST_INFO = "Nats-Request-Info"  # which user has sent a question, as the servers say it
 ROUTE = "Route"
 PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"

@@ -1,4 +1,4 @@
-"""Arithmetic of quotas: sliding minutes, overlapping slots of six seconds, days of UTC. Pure.
+"""Arithmetic of quotas: sliding minutes, overlapping slots of six seconds, UTC periods. Pure.
 
 Times are epoch seconds by the cluster clock. Gateways whose clocks differ by less than half a slot
 agree.
@@ -6,10 +6,12 @@ agree.
 
 import math
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 
 MINUTE_SECONDS = 60
 DAY_SECONDS = 86400
+_MORE_THAN_A_MONTH = 32  # days after the first of any month, it is the next month
 SLOT_SECONDS = 6.0  # open requests of a dead gateway stop counting within one and a half slots
 
 
@@ -23,9 +25,28 @@ def utc_day(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).date().isoformat()
 
 
-def seconds_until_tomorrow(now: float) -> float:
-    """Return the seconds until the next day of UTC begins; `now` is epoch seconds."""
-    return DAY_SECONDS - now % DAY_SECONDS
+class QuotaPeriod(StrEnum):
+    """A day or a calendar month of UTC, in which a quota of tokens or spend holds."""
+
+    DAY = "day"
+    MONTH = "month"
+
+    def name_at(self, now: float) -> str:
+        """Return the period that holds `now` (epoch seconds): `2026-11-21`, or `2026-11`."""
+        day = utc_day(now)
+        return day if self is QuotaPeriod.DAY else day[:7]
+
+    def end_after(self, now: float) -> datetime:
+        """Return when the period that holds `now` (epoch seconds) ends and the next one begins."""
+        at = datetime.fromtimestamp(now, UTC)
+        start = at.replace(hour=0, minute=0, second=0, microsecond=0)
+        if self is QuotaPeriod.DAY:
+            return start + timedelta(days=1)
+        return (start.replace(day=1) + timedelta(days=_MORE_THAN_A_MONTH)).replace(day=1)
+
+    def seconds_left(self, now: float) -> float:
+        """Return the seconds until the next period begins; `now` is epoch seconds."""
+        return self.end_after(now).timestamp() - now
 
 
 def open_slots(now: float) -> tuple[int, ...]:

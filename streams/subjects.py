@@ -435,21 +435,40 @@ def parse_rollup(subject: str) -> tuple[str, str, str]:
     return tenant, day, unescape(model)
 
 
-def usage(tenant: str, scope: str, meter: str, day: str) -> str:
-    """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
+def usage(tenant: str, scope: str, meter: str, period: str) -> str:
+    """Return the subject of the counter of what a tenant, or one of its keys, uses in a period.
 
-    `scope` says which of them, `meter` what is counted, and `day` is a day of UTC as `2026-11-21`.
+    `scope` says which of them, `meter` what is counted, and `period` is a day of UTC as
+    `2026-11-21`, or a month as `2026-11`. Raises `InvalidToken` for a name that cannot be part of a
+    subject.
+    """
+    return f"{PREFIX}.usage.{token(tenant)}.{token(scope)}.{meter}.{token(period)}"
+
+
+def usage_on(period: str) -> str:
+    """Return the filter (a subject with wildcards) for all usage counters of a day or month.
+
+    `period` is one of UTC as `2026-11-21` or `2026-11`.
+    """
+    return f"{PREFIX}.usage.*.*.*.{token(period)}"
+
+
+def threshold(tenant: str, scope: str, quota: str, period: str, percent: int) -> str:
+    """Return the subject on which it is stored, once, that a part of a quota is used.
+
+    `scope` and `period` are those of the usage counter, and `quota` is such as `tokens_per_day`.
     Raises `InvalidToken` for a name that cannot be part of a subject.
     """
-    return f"{PREFIX}.usage.{token(tenant)}.{token(scope)}.{meter}.{token(day)}"
+    words = (tenant, scope, quota, period, str(percent))
+    return ".".join([PREFIX, "threshold", *map(token, words)])
 
 
-def usage_on(day: str) -> str:
-    """Return the filter (a subject with wildcards) for all usage counters of a day.
+def thresholds_of(tenant: str | None) -> str:
+    """Return the filter (a subject with wildcards) for all thresholds of a tenant; None: of all.
 
-    `day` is a day of UTC as `2026-11-21`.
+    Raises `InvalidToken` for a name that cannot be part of a subject.
     """
-    return f"{PREFIX}.usage.*.*.*.{token(day)}"
+    return f"{PREFIX}.threshold.{'*' if tenant is None else token(tenant)}.*.*.*.*"
 
 
 def usage_of(meter: str) -> str:
@@ -561,6 +580,14 @@ def checkpoint(model: str) -> str:
     return f"{PREFIX}.checkpoint.{escape(model)}"
 
 
+def audit(kind: str) -> str:
+    """Return the subject on which changes of one kind of record are stored, such as `tenant`.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.audit.{token(kind)}"
+
+
 def admin(operation: str) -> str:
     """Return the subject for asking the admin service for an operation, such as `models.list`.
 
@@ -598,6 +625,7 @@ ALL_BILLED = f"{PREFIX}.billed.>"  # ledger records, once they are stored
 DECLARE = f"{PREFIX}.declare"  # asks whoever declares streams to make missing ones anew
 STREAMS = f"{PREFIX}.streams"  # what whoever declares streams says of them
 ALL_ADMIN = f"{PREFIX}.admin.>"
+ALL_AUDIT = f"{PREFIX}.audit.*"
 GONE = f"{PREFIX}.gone"  # the signal that a worker has died; the payload is its name
 SIGNALS = (ALL_CANCELS, ALL_DRAINS, GONE)
 ALL_FINDS = f"{PREFIX}.find.>"

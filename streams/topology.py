@@ -20,7 +20,8 @@ REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
-SIGNALS = "SIGNALS"
+THRESHOLDS = "THRESHOLDS"
+SIGNALS, AUDIT = "SIGNALS", "AUDIT"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -37,6 +38,7 @@ RATE_SECONDS = 300  # counters of a minute or a quota slot are read during it an
 IDLE_CONSUMER_SECONDS = 3600.0
 DAY_SECONDS = 86400
 MONTH_SECONDS = 30 * DAY_SECONDS
+USAGE_SECONDS = 40 * DAY_SECONDS  # a month's counter may change on its first day alone
 ROLLUP_SECONDS = 400 * DAY_SECONDS
 MIB = 2**20
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
@@ -75,6 +77,7 @@ class LedgerLimits:
 
 
 DEFAULT_LEDGER = LedgerLimits()
+DEFAULT_AUDIT_BYTES = 64 * MIB
 
 
 def token_stream_name(shard: int) -> str:
@@ -98,7 +101,10 @@ def tenant_of_ingress(stream: str) -> str | None:
 
 
 def stream_configs(
-    scale: Scale, max_queued: int, ledger: LedgerLimits = DEFAULT_LEDGER
+    scale: Scale,
+    max_queued: int,
+    ledger: LedgerLimits = DEFAULT_LEDGER,
+    audit_bytes: int = DEFAULT_AUDIT_BYTES,
 ) -> list[StreamConfig]:
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
@@ -110,13 +116,15 @@ def stream_configs(
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
         *(_token_log(scale, shard) for shard in range(scale.shards)),
         _ledger(ledger),
+        audit_stream(audit_bytes),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
         _attempts(),
         _checkpoints(),
         _signals(),
         _rollups(),
-        _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
+        _counters(USAGE, "infer.usage.*.*.*.*", USAGE_SECONDS, StorageType.FILE),
+        _records(THRESHOLDS, "infer.threshold.*.*.*.*.*", 16 * MIB, USAGE_SECONDS),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
         _idempotency_bucket(),
     ]
@@ -171,6 +179,14 @@ def _ledger(limits: LedgerLimits) -> StreamConfig:
     config.republish = RePublish(
         src="infer.ledger.*.*", dest="infer.billed.{{wildcard(1)}}.{{wildcard(2)}}"
     )
+    return config
+
+
+def audit_stream(max_bytes: int) -> StreamConfig:
+    """Return the configuration of the audit log: nobody may delete a record, and none expires."""
+    config = _records(AUDIT, subjects.ALL_AUDIT, max_bytes, 0)
+    config.discard = DiscardPolicy.NEW
+    config.deny_delete = config.deny_purge = True
     return config
 
 

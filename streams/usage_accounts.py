@@ -1,4 +1,4 @@
-"""Prices, and accounts: what a request has reserved on which counters of the day. Pure."""
+"""Prices, and accounts: what a request has reserved on counters of a day and month. Pure."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -111,13 +111,13 @@ class Account:
 
     The account travels with the request and its ledger record, so that any service can later
     correct the counters to the real use. `scopes` name whose counters they are: the tenant's and
-    its API key's. `day` is the UTC day of the reservation, as `2026-11-21`. `spend` is in 10⁻¹² of
-    the currency.
+    its API key's. `periods` are the UTC day and month of the reservation, as `2026-11-21` and
+    `2026-11`, or one of them. `spend` is in 10⁻¹² of the currency.
     """
 
     tenant: str
     scopes: tuple[str, ...]
-    day: str
+    periods: tuple[str, ...]
     tokens: int
     spend: int
     price: Price
@@ -125,14 +125,18 @@ class Account:
     def pack(self) -> str:
         """Return the account as one line of text, the value of the request header `Account`."""
         numbers = (self.tokens, self.spend, self.price.prompt, self.price.completion)
-        return " ".join((self.tenant, ",".join(self.scopes), self.day, *map(str, numbers)))
+        lists = (",".join(self.scopes), ",".join(self.periods))
+        return " ".join((self.tenant, *lists, *map(str, numbers)))
 
     @classmethod
     def unpack(cls, packed: str) -> Self:
         """Return the account that `pack` encoded; raises ValueError for text of another form."""
-        tenant, scopes, day, *numbers = packed.split()
+        tenant, scopes, periods, *numbers = packed.split()
         tokens, spend, prompt, completion = map(int, numbers)
-        return cls(tenant, tuple(scopes.split(",")), day, tokens, spend, Price(prompt, completion))
+        price = Price(prompt, completion)
+        return cls(
+            tenant, tuple(scopes.split(",")), tuple(periods.split(",")), tokens, spend, price
+        )
 
     @property
     def reserved(self) -> dict[str, int]:
@@ -153,8 +157,9 @@ class Account:
     def _counter_amounts(self, tokens: int, spend: int) -> dict[str, int]:
         amounts = {Meter.TOKENS: tokens, Meter.SPEND: spend}
         return {
-            subjects.usage(self.tenant, scope, meter, self.day): amount
+            subjects.usage(self.tenant, scope, meter, period): amount
             for scope in self.scopes
+            for period in self.periods
             for meter, amount in amounts.items()
             if amount
         }

@@ -18,12 +18,12 @@ class Reservation:
 
     `concurrency_scopes` are the tenant and key whose limit of open requests it counts towards.
     `request_increments` and `token_increments` are the amounts added to counters of the minute, by
-    counter subject. `account` has those of the day, None without a daily quota. By `expires_at`
-    (epoch seconds) the request has certainly ended, or was never accepted.
+    counter subject. `account` has those of day and month, None without such a quota. By
+    `expires_at` (epoch seconds) the request has certainly ended, or was never accepted.
     """
 
     request_id: str
-    cause: str  # id of the addition to the day's counters, different for each reservation
+    cause: str  # id of the addition to counters of a day or month, another for each reservation
     concurrency_scopes: tuple[QuotaScope, ...]
     request_increments: dict[str, int]
     token_increments: dict[str, int]

@@ -7,13 +7,17 @@ exceed a limit together; near the limit one may be refused because of a rival th
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from registry.tenant_records import QuotaLimits, Tenant
 from streams import quota_windows, subjects
 from streams.errors import LargerThanQuota, QuotaSpent, RateLimited
-from streams.quota_windows import QuotaWindow
+from streams.quota_windows import QuotaPeriod, QuotaWindow
+from streams.records.quota_thresholds import THRESHOLD_PERCENTS, QuotaThreshold
 from streams.usage_accounts import PICO, TENANT_SCOPE, Account, Meter, Price, key_scope
 
+_PERIOD_METERS = (Meter.TOKENS, Meter.SPEND)
+_UNITS = {Meter.TOKENS: 1, Meter.SPEND: PICO}  # of a counter, for one of the quota
 CONCURRENCY_RETRY_SECONDS = 1.0  # a guess: it is not known when a request will end
 Totals = Mapping[str, int]
 
@@ -52,17 +56,21 @@ class QuotaScope:
         """
         return subjects.rate(self.tenant, self.name, meter, slot)
 
-    def usage_subject(self, meter: Meter, day: str) -> str:
-        """Return the NATS subject of this scope's counter of `meter` for a day.
+    def usage_subject(self, meter: Meter, period: str) -> str:
+        """Return the NATS subject of this scope's counter of `meter` for a day or month.
 
-        `day` is a day of UTC, as `2026-11-21`.
+        `period` is one of UTC, as `2026-11-21` or `2026-11`.
         """
-        return subjects.usage(self.tenant, self.name, meter, day)
+        return subjects.usage(self.tenant, self.name, meter, period)
 
     @property
-    def has_daily_quota(self) -> bool:
-        """True if this scope limits tokens or spend per day."""
-        return self.limits.tokens_per_day is not None or self.limits.spend_per_day is not None
+    def periods(self) -> list[QuotaPeriod]:
+        """The periods in which this scope has quotas of tokens or spend, soft ones too."""
+        return [
+            period
+            for period in QuotaPeriod
+            if any(getattr(self.limits, f"{m}_per_{period}") is not None for m in _PERIOD_METERS)
+        ]
 
 
 def quota_scopes(tenant: Tenant) -> list[QuotaScope]:
@@ -153,54 +161,99 @@ class ConcurrencyCheck:
 
 
 @dataclass(frozen=True)
-class DailyCheck:
-    """A limit of tokens or spend in a day of UTC, and what one request reserves of it.
+class PeriodCheck:
+    """A limit of tokens or spend in a day or month of UTC, and what one request reserves of it.
 
-    What the request did not use is given back when its ledger record is written. `limit` is in the
-    quota's own unit; `amount` and the counters are in a smaller one, of which `unit` make one
-    (10^12 for spend, 1 for tokens).
+    What the request did not use is given back when its ledger record is written. `limit` and
+    `amount` are in the counter's unit: tokens, or 10^-12 of the currency. A soft one refuses
+    nothing.
     """
 
     scope: QuotaScope
     meter: Meter
-    limit: float
+    period: QuotaPeriod
+    limit: int
     amount: int
-    unit: int = 1
+    is_soft: bool = False
+
+    @property
+    def quota(self) -> str:
+        """The quota's name, such as `tokens_per_day`."""
+        return f"{self.meter}_per_{self.period}"
+
+    @property
+    def unit(self) -> int:
+        """How many of the counter's units make one of the quota's."""
+        return _UNITS[self.meter]
 
     def increments(self, now: float) -> dict[str, int]:
         """Return the amount that the request adds, by counter subject; `now` is epoch seconds."""
-        return {self.scope.usage_subject(self.meter, quota_windows.utc_day(now)): self.amount}
+        return {self.scope.usage_subject(self.meter, self.period.name_at(now)): self.amount}
 
     def find_refusal(self, totals: Totals, now: float) -> QuotaSpent | None:
-        """Return the error to raise if the request exceeds the day's limit; None if it is within.
+        """Return the error to raise if the request exceeds the limit; None if it is within.
 
         `totals` has the counters' values after the increments were added at `now` (epoch seconds).
-        The error's retry time is the seconds until the next day of UTC.
+        The error tells when the next period of UTC begins.
         """
-        (total,) = (totals[subject] for subject in self.increments(now))
-        if total <= self.limit * self.unit:
+        total = self._total(totals, now)
+        if self.is_soft or total <= self.limit:
             return None
-        used = (total - self.amount) / self.unit
         return QuotaSpent(
-            f"{self.meter}_per_day", self.limit, used, quota_windows.seconds_until_tomorrow(now)
+            self.quota,
+            self.limit / self.unit,
+            (total - self.amount) / self.unit,
+            self.period.seconds_left(now),
+            f"{self.period.end_after(now):%Y-%m-%dT%H:%M:%SZ}",
         )
 
+    def find_thresholds(
+        self, totals: Totals, now: float, *, is_admitted: bool
+    ) -> list[QuotaThreshold]:
+        """Return the thresholds that are reached by what is used and reserved.
 
-QuotaCheck = PerMinuteCheck | ConcurrencyCheck | DailyCheck
+        That has this request's part if it `is_admitted`. One that this limit refuses reaches the
+        last threshold. `totals` and `now` are as for `find_refusal`.
+        """
+        refuses = self.find_refusal(totals, now) is not None
+        used = self._total(totals, now) - (0 if is_admitted else self.amount)
+        return [
+            QuotaThreshold(
+                self.scope.tenant,
+                self.scope.name,
+                self.quota,
+                self.period.name_at(now),
+                percent,
+                self.limit,
+                used,
+            )
+            for percent in THRESHOLD_PERCENTS
+            if refuses or used * 100 >= self.limit * percent
+        ]
+
+    def _total(self, totals: Totals, now: float) -> int:
+        (subject,) = self.increments(now)
+        return totals[subject]
+
+
+QuotaCheck = PerMinuteCheck | ConcurrencyCheck | PeriodCheck
 
 
 def build_account(
     scopes: Sequence[QuotaScope], amounts: RequestAmounts, now: float
 ) -> Account | None:
-    """Return what a request reserves on the day's counters; None if no scope has a daily quota.
+    """Return what a request reserves on counters of the day and month; None without such quotas.
 
-    `now`, in epoch seconds, decides the day.
+    Each scope that has any is counted in all periods in which one of them has. `now`, in epoch
+    seconds, decides the day and the month.
     """
-    daily = [scope for scope in scopes if scope.has_daily_quota]
-    if not daily:
+    counted = [scope for scope in scopes if scope.periods]
+    if not counted:
         return None
-    names, day = tuple(scope.name for scope in daily), quota_windows.utc_day(now)
-    return Account(daily[0].tenant, names, day, amounts.tokens, amounts.spend, amounts.price)
+    names = tuple(scope.name for scope in counted)
+    used = {period for scope in counted for period in scope.periods}
+    periods = tuple(period.name_at(now) for period in QuotaPeriod if period in used)
+    return Account(counted[0].tenant, names, periods, amounts.tokens, amounts.spend, amounts.price)
 
 
 def build_checks(scope: QuotaScope, amounts: RequestAmounts) -> Iterator[QuotaCheck]:
@@ -217,12 +270,23 @@ def build_checks(scope: QuotaScope, amounts: RequestAmounts) -> Iterator[QuotaCh
         yield PerMinuteCheck(scope, Meter.TOKENS, limits.tokens_per_minute, amounts.tokens)
     if limits.max_concurrent is not None:
         yield ConcurrencyCheck(scope, limits.max_concurrent)
-    if limits.tokens_per_day is not None:
-        _check_fits("tokens_per_day", limits.tokens_per_day, amounts.tokens)
-        yield DailyCheck(scope, Meter.TOKENS, limits.tokens_per_day, amounts.tokens)
-    if limits.spend_per_day is not None:
-        _check_fits("spend_per_day", limits.spend_per_day, amounts.spend / PICO)
-        yield DailyCheck(scope, Meter.SPEND, limits.spend_per_day, amounts.spend, PICO)
+    for period in scope.periods:
+        yield from _build_period_checks(scope, period, amounts)
+
+
+def _build_period_checks(
+    scope: QuotaScope, period: QuotaPeriod, amounts: RequestAmounts
+) -> Iterator[PeriodCheck]:
+    wanted = {Meter.TOKENS: amounts.tokens, Meter.SPEND: amounts.spend}
+    for meter, amount in wanted.items():
+        quota, unit = f"{meter}_per_{period}", _UNITS[meter]
+        if (size := getattr(scope.limits, quota)) is None:
+            continue
+        limit = int(Decimal(str(size)) * unit)  # exact: money is no binary fraction
+        is_soft = not scope.limits.enforces(quota)
+        if amount > limit and not is_soft:
+            raise LargerThanQuota(quota, size, amount / unit)
+        yield PeriodCheck(scope, meter, period, limit, amount, is_soft)
 
 
 def _check_fits(quota: str, limit: float, amount: float) -> None:

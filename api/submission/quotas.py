@@ -3,19 +3,21 @@
 The broker does all counting (`streams/records/usage_counters.py`). A request's increments travel
 together, so a tenant with quotas waits for one more round trip, and one without for none. A gateway
 gives back what it has reserved and not used. What a dead gateway cannot give back expires: open
-requests with their lease, a minute's counts with the minute. A day's counters are settled by
-whoever writes the ledger.
+requests with their lease, a minute's counts with the minute. Counters of a day or month are settled
+by whoever writes the ledger.
 """
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import structlog
 
 from api.submission.open_reservations import OpenReservations, Reservation
 from api.submission.quota_checks import (
     ConcurrencyCheck,
+    PeriodCheck,
     PerMinuteCheck,
     QuotaCheck,
     RequestAmounts,
@@ -24,11 +26,13 @@ from api.submission.quota_checks import (
     quota_scopes,
 )
 from api.submission.rate_limit_headers import RateLimitHeaders
+from api.submission.threshold_recorder import ThresholdRecorder
 from registry.tenant_records import Tenant
 from streams import messages, quota_windows, subjects
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.records import usage_counters
+from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.usage_accounts import Account, Meter
 
@@ -51,6 +55,7 @@ class Quotas:
         self._reservations = OpenReservations()
         self._minute_usage = RateLimitHeaders()
         self._jobs: asyncio.Queue[QuotaJob] = asyncio.Queue()
+        self._thresholds = ThresholdRecorder(broker)
 
     async def open(self) -> None:
         """Subscribe to the ledger, the stream of ended requests, whose records end reservations.
@@ -104,10 +109,10 @@ class Quotas:
         return reservation
 
     def packed_account(self, request_id: str) -> str:
-        """Return the record of what a request has reserved on the counters of the day, as one line.
+        """Return what a request has reserved on counters of the day and month, as one line.
 
         The line travels in the request's headers, so that other services can settle those counters.
-        Empty if there is no reservation here, or no daily quota.
+        Empty if there is no reservation here, or no quota of a day or month.
         """
         reservation = self._reservations.get(request_id)
         return reservation.account.pack() if reservation and reservation.account else ""
@@ -126,7 +131,7 @@ class Quotas:
             )
         self._schedule_publish(_negate(reservation.request_increments))
         self._schedule_add_once(
-            (_negate(_day_increments(reservation)), f"{reservation.cause}.back")
+            (_negate(_period_increments(reservation)), f"{reservation.cause}.back")
         )
 
     def release_unconfirmed(self, reservation: Reservation) -> None:
@@ -153,9 +158,9 @@ class Quotas:
         """Add the increments; returns the new totals of all counters that the checks read."""
         increments = {
             s: n for check in checks for s, n in check.increments(now).items()
-        } | _day_increments(reservation)
+        } | _period_increments(reservation)
         ids = {
-            subject: f"{reservation.cause}.{subject}" for subject in _day_increments(reservation)
+            subject: f"{reservation.cause}.{subject}" for subject in _period_increments(reservation)
         }
         counting = (
             usage_counters.add_to_counter(self._broker, s, n, ids.get(s, ""))
@@ -177,14 +182,25 @@ class Quotas:
         totals: Mapping[str, int],
         now: float,
     ) -> None:
-        """If any check refuses, release the reservation and raise the longest refusal."""
+        """If any check refuses, release the reservation and raise the longest refusal.
+
+        Note what is used, as the checks see it.
+        """
         refusals = [refusal for check in checks if (refusal := check.find_refusal(totals, now))]
         for check in checks:
             if isinstance(check, PerMinuteCheck):
                 self._minute_usage.record(check, totals, now, refused=bool(refusals))
+            elif isinstance(check, PeriodCheck):
+                found = check.find_thresholds(totals, now, is_admitted=not refusals)
+                self._tell_thresholds(found)
         if refusals:
             self.release(reservation)
             raise max(refusals, key=lambda refusal: refusal.retry_after_seconds or 0.0)
+
+    def _tell_thresholds(self, found: Iterable[QuotaThreshold]) -> None:
+        for reached in found:
+            if self._thresholds.note(reached):
+                self._jobs.put_nowait(partial(self._thresholds.store, reached))
 
     def _undo_unconfirmed(self, reservation: Reservation) -> None:
         """Undo a reservation of which it is unknown what was counted.
@@ -192,7 +208,7 @@ class Quotas:
         Leases and minutes expire; a day's counters get what was reserved, then the reverse.
         """
         self._reservations.pop(reservation.request_id)
-        reserved = _day_increments(reservation)
+        reserved = _period_increments(reservation)
         self._schedule_add_once(
             (reserved, reservation.cause), (_negate(reserved), f"{reservation.cause}.back")
         )
@@ -306,7 +322,7 @@ def _minute_increments(checks: Sequence[QuotaCheck], meter: Meter, now: float) -
     }
 
 
-def _day_increments(reservation: Reservation) -> dict[str, int]:
+def _period_increments(reservation: Reservation) -> dict[str, int]:
     return reservation.account.reserved if reservation.account else {}
 
 

@@ -1,6 +1,6 @@
 """Checks a request against the limits of its model and tenant, and packs its payload. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from api.chat_template import PLAIN_STOPS
@@ -122,9 +122,16 @@ def _max_tokens(submission: Submission, model: Model, tenant: Tenant, prompt_tok
                 raise OutputTooLong(requested, limited.max_output_tokens, whose)
     context_left = max(1, model.context_length - prompt_tokens)
     default = submission.default_max_tokens or model.default_max_tokens or context_left
-    quotas = (tenant.tokens_per_minute, tenant.tokens_per_day)
-    limits += [max(1, quota - prompt_tokens) for quota in quotas if quota is not None]
+    limits += [max(1, quota - prompt_tokens) for quota in _token_quotas(tenant)]
     return requested or min(default, context_left, *limits)
+
+
+def _token_quotas(tenant: Tenant) -> Iterator[int]:
+    """Yield the quotas of tokens that a request of the tenant, or of the key used, must fit."""
+    for limits in (tenant, tenant.key):
+        for quota in ("tokens_per_minute", "tokens_per_day", "tokens_per_month"):
+            if limits and limits.enforces(quota):
+                yield getattr(limits, quota)
 
 
 def _pack_inputs(

@@ -92,16 +92,23 @@ class UsageSettings(ClientSettings):
         description="with --by: last day of UTC; today unless given",
         json_schema_extra=FLAG_ONLY,
     )
+    thresholds: bool = Field(
+        False,
+        description="show when a half, 80 % and all of a quota of a day or month was reached",
+        json_schema_extra=FLAG_ONLY,
+    )
     as_json: bool = Field(
         False,
         alias="json",
-        description="print JSON instead of a table; with --by, an object a line",
+        description="print JSON instead of a table; with --by and --thresholds, an object a line",
     )
 
     @model_validator(mode="after")
     def _check_usage(self) -> "UsageSettings":
         if self.by and not self.tenant:
             raise ValueError("--by needs --tenant")
+        if self.by and self.thresholds:
+            raise ValueError("give --by or --thresholds, not both")
         if not self.by and (self.start or self.end):
             raise ValueError("--start and --end are for --by")
         return self

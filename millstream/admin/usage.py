@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
-from millstream.admin.console_output import make_console
+from millstream.admin.console_output import make_console, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.admin.settings import UsageSettings
 from registry.tenant_records import QuotaLimits
@@ -14,13 +15,23 @@ from streams import quota_windows, subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
 from streams.errors import MillstreamError
-from streams.quota_windows import QuotaWindow
+from streams.quota_windows import QuotaPeriod, QuotaWindow
 from streams.records import usage_rollups
+from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.usage_rollups import UsageRollups
 from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
 
 UsageRow = dict[str, Any]
 Counters = Mapping[str, int]
+_THRESHOLD_COLUMNS = (
+    Column("reached"),
+    Column("tenant", "name"),
+    Column("of", "name"),
+    Column("quota"),
+    Column("period"),
+    Column("part", is_number=True),
+    Column("used", "text", least=11, is_number=True),
+)
 
 
 class WrongDays(MillstreamError):
@@ -31,11 +42,14 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
     """Print the used amount and the limit of each quota, for all tenants and API keys with quotas.
 
     If `settings.tenant` is given, only that tenant and its keys are printed. With `settings.by`,
-    what the tenant has used is printed instead. Raises `TenantNotFound` if that tenant does not
+    what the tenant has used is printed instead, and with `settings.thresholds` which parts of
+    quotas were reached. Raises `TenantNotFound` if that tenant does not
     exist, `WrongDays` for days that are none, and `BrokerUnavailable` if the broker does not
     answer.
     """
-    if settings.by:
+    if settings.thresholds:
+        await _show_thresholds(settings)
+    elif settings.by:
         await _show_past_usage(settings, settings.by)
     else:
         await _show_quotas(settings)
@@ -74,6 +88,31 @@ async def _show_past_usage(settings: UsageSettings, by: str) -> None:
         make_console().print(render_past_usage(sums, by))
 
 
+async def _show_thresholds(settings: UsageSettings) -> None:
+    pattern = subjects.thresholds_of(settings.tenant)
+    async with connect(settings.nats, "usage", settings.nats_files) as broker:
+        stored = await broker.read_subject(topology.THRESHOLDS, pattern)
+    events = [json.loads(message.data) for message in stored]
+    if settings.as_json:
+        print_json_lines(events)
+    else:
+        make_console().print(FittedTable(_THRESHOLD_COLUMNS, [_threshold_row(e) for e in events]))
+
+
+def _threshold_row(event: Mapping[str, Any]) -> tuple[str, ...]:
+    reached, at = QuotaThreshold(**event["data"]), datetime.fromtimestamp(event["created_at"], UTC)
+    unit = PICO if reached.quota.startswith(Meter.SPEND) else 1
+    return (
+        f"{at:%Y-%m-%d %H:%M:%S}",
+        reached.tenant,
+        reached.scope,
+        reached.quota,
+        reached.period,
+        f"{reached.percent} %",
+        _format_used(reached.used / unit, reached.limit / unit),
+    )
+
+
 def render_past_usage(sums: list[UsageRow], by: str) -> FittedTable:
     """Return the results of `usage_rollups.add_up` as a table for rich."""
     names = ("requests", "prompt", "cached", "completion", "amount")
@@ -92,7 +131,7 @@ async def collect_usage(broker: Broker, tenants: Tenants, now: float) -> list[Us
     are sorted by tenant, the tenant's own row before those of its keys. Raises `BrokerUnavailable`
     if the broker does not answer.
     """
-    counters = await _read_counters(broker, quota_windows.utc_day(now))
+    counters = await _read_counters(broker, [period.name_at(now) for period in QuotaPeriod])
     scopes: list[tuple[str, str, QuotaLimits]] = [
         (t.name, TENANT_SCOPE, t) for t in tenants.by_name.values()
     ]
@@ -106,8 +145,9 @@ async def collect_usage(broker: Broker, tenants: Tenants, now: float) -> list[Us
     ]
 
 
-async def _read_counters(broker: Broker, day: str) -> Counters:
-    streams = ((topology.USAGE, subjects.usage_on(day)), (topology.RATES, subjects.ALL_RATES))
+async def _read_counters(broker: Broker, periods: Iterable[str]) -> Counters:
+    streams = [(topology.USAGE, subjects.usage_on(period)) for period in periods]
+    streams.append((topology.RATES, subjects.ALL_RATES))
     stored = [m for each in streams for m in await broker.read_subject(*each)]
     return {message.subject: int(json.loads(message.data)["val"]) for message in stored}
 
@@ -122,16 +162,17 @@ def _make_row(
         slot = quota_windows.minute_number(now)
         return round(QuotaWindow(rate(meter, slot - 1), rate(meter, slot), now).used_at(now))
 
-    def today(meter: Meter) -> int:
-        return counters.get(subjects.usage(tenant, scope, meter, quota_windows.utc_day(now)), 0)
+    def in_period(meter: Meter, period: QuotaPeriod) -> int:
+        return counters.get(subjects.usage(tenant, scope, meter, period.name_at(now)), 0)
 
-    used = {
+    used: dict[str, float] = {
         "requests_per_minute": minute(Meter.REQUESTS),
         "tokens_per_minute": minute(Meter.TOKENS),
         "max_concurrent": max(rate(Meter.OPEN, lease) for lease in quota_windows.open_slots(now)),
-        "tokens_per_day": today(Meter.TOKENS),
-        "spend_per_day": today(Meter.SPEND) / PICO,
     }
+    for period in QuotaPeriod:
+        used[f"tokens_per_{period}"] = in_period(Meter.TOKENS, period)
+        used[f"spend_per_{period}"] = in_period(Meter.SPEND, period) / PICO
     quotas = {name: {"used": used[name], "limit": getattr(limits, name)} for name in used}
     return {"tenant": tenant, "scope": scope, **quotas}
 
@@ -148,7 +189,9 @@ def render_table(rows: list[UsageRow]) -> FittedTable:
 
     The cell of a quota without a limit is empty, even if something was used.
     """
-    titles = ("requests\n/ min", "tokens\n/ min", "open", "tokens\ntoday", "spent\ntoday")
+    rates = ("requests\n/ min", "tokens\n/ min", "open")
+    sums = ("tokens\ntoday", "spent\ntoday", "tokens\nin month", "spent\nin month")
+    titles = (*rates, *sums)
     quotas = (Column(title, "text", least=11, is_number=True) for title in titles)
     cells = [
         (

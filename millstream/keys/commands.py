@@ -39,6 +39,7 @@ async def create(settings: CreateKeySettings, stop: asyncio.Event) -> None:
             models=list(settings.model),
             networks=list(settings.network),
             expires_seconds=settings.expires,
+            **settings.limits,
         )
     _print_key(made, settings.as_json)
 

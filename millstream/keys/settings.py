@@ -1,12 +1,14 @@
 """Settings of `millstream keys create`, `list`, `rotate`, `revoke`, and of `admin bootstrap`."""
 
+from typing import Any
+
 from pydantic import Field
 
 from millstream.admin.settings import AdminClientSettings
 from millstream.durations import Duration
 from registry.credentials.key_records import Network
 from registry.tenant_records import DEFAULT_SCOPES, Scope
-from streams.base_settings import FLAG_ONLY, POSITIONAL, Slug
+from streams.base_settings import FLAG_ONLY, POSITIONAL, QuotaSettings, Slug
 
 
 class ListKeysSettings(AdminClientSettings):
@@ -15,8 +17,8 @@ class ListKeysSettings(AdminClientSettings):
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
 
 
-class CreateKeySettings(AdminClientSettings):
-    """Settings of `millstream keys create`."""
+class CreateKeySettings(AdminClientSettings, QuotaSettings):
+    """Settings of `millstream keys create`: what a key may do, for how long, and its limits."""
 
     tenant: Slug = Field(description="tenant of the key", json_schema_extra=FLAG_ONLY)
     name: Slug | None = Field(
@@ -40,7 +42,19 @@ class CreateKeySettings(AdminClientSettings):
     expires: Duration | None = Field(
         None, gt=0, description="how long it works, such as 30d", json_schema_extra=FLAG_ONLY
     )
+    max_connections: int | None = Field(
+        None, ge=1, description="connections to each gateway", json_schema_extra=FLAG_ONLY
+    )
+    frames_per_second: int | None = Field(
+        None, ge=1, description="frames to each gateway", json_schema_extra=FLAG_ONLY
+    )
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits that were given, by name."""
+        names = {*QuotaSettings.model_fields, "max_connections", "frames_per_second"}
+        return self.model_dump(mode="json", include=names, exclude_unset=True)
 
 
 class BootstrapSettings(AdminClientSettings):

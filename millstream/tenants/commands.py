@@ -19,7 +19,7 @@ _COLUMNS = (
     Column("limits", "text", least=12),
 )
 _SOURCES = {"config": "configuration", "api_key": "--api-key", "api": "operator"}
-_OWN_COLUMNS = {"weight", "publishes"}
+_OWN_COLUMNS = {"weight", "publishes", "soft_quotas"}
 
 
 async def add(settings: TenantFlags, stop: asyncio.Event) -> None:
@@ -80,7 +80,7 @@ def _describe_limits(tenant: JsonBody) -> str:
         for name, field in fields
         if name not in _OWN_COLUMNS and tenant[name] != field.default
     ]
-    return ", ".join(told)
+    return ", ".join([*told, *(f"{name} soft" for name in tenant["soft_quotas"])])
 
 
 def _print_outcome(answer: JsonBody, as_json: bool, sentence: str) -> None:

@@ -30,6 +30,7 @@ BUCKETS = (REGISTRY, TENANTS, KEYS, PRICES, LEASES, IDEMPOTENCY)
 CONTROL_STREAMS = frozenset(
     {
         topology.LEDGER,
+        topology.AUDIT,
         topology.ROLLUPS,
         topology.CHECKPOINTS,
         REGISTRY,
@@ -189,6 +190,7 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(topology.REQUESTS, "enqueue"),
         *make.writes(topology.RATES, "quotas"),
         *make.writes(topology.USAGE, "quotas"),
+        *make.writes(topology.THRESHOLDS, "thresholds of quotas"),
         *make.writes(IDEMPOTENCY, "idempotency keys"),
         *make.writes(make.logs()[0], "accept or refuse a submission"),
         *make.writes(topology.LEDGER, "count refusals", "infer.outcome.*.*"),
@@ -283,6 +285,7 @@ def _operator(make: _Rights) -> list[Right]:
         *make.sums_usage(),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.GET.{}")),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.DELETE.{}")),
+        *make.reads(topology.THRESHOLDS),
         *make.writes(topology.REPLAYS, "replay"),
         *make.writes(topology.REQUESTS, "replay"),
         *make.views(REGISTRY, TENANTS),
@@ -316,6 +319,7 @@ def _admin(make: _Rights) -> list[Right]:
         *make.writes(KEYS, "keys"),
         *make.writes(PRICES, "prices"),
         *make.writes(LEASES, "lead"),
+        *make.writes(topology.AUDIT, "what was changed"),
         *(r for b in decided for r in make.hears(BrokerAccount.CONTROL, "changes", _changes(b))),
         *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
         *make.publishes(BrokerAccount.WORK, "signals", "infer.cancel.*.*", "infer.drain.*"),

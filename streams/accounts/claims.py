@@ -166,20 +166,28 @@ def _scopes(state: AccountState, roles: Mapping[str, Permissions]) -> Iterator[C
 
 
 def import_claims(
-    exporter: str, subject: str, kind: Kind, token: str, local: str | None = None
+    exporter: str,
+    subject: str,
+    kind: Kind,
+    token: str,
+    local: str | None = None,
+    *,
+    tells_user: bool = False,
 ) -> Claims:
     """An import as a part of its account's claims.
 
     `exporter` is the public key of the account that exports, `token` its signed activation, `local`
-    the subject's name in the importing account where that differs.
+    the subject's name in the importing account where that differs. With `tells_user` the servers
+    tell the exporter, in a header of each message, which user has sent it.
     """
-    found = {
+    found: Claims = {
         "name": subject,
         "subject": subject,
         "account": exporter,
         "type": kind,
         "token": token,
     }
+    found |= {"share": True} if tells_user else {}
     return {**found, "local_subject": local} if local else found
 
 

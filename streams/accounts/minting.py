@@ -80,7 +80,9 @@ class Mint:
             importer.public, owner.public, subject, kind, importer.issued_at
         )
         token = encode(activation, self.accounts[right.owner])
-        return import_claims(owner.public, subject, kind, token, right.local)
+        return import_claims(
+            owner.public, subject, kind, token, right.local, tells_user=right.tells_user
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Literal
 
-from streams import topology
+from streams import subjects, topology
 from streams.accounts.claims import Export, Kind
 from streams.subjects import PoolKey, Priority, escape
 
@@ -106,6 +106,11 @@ class Right:
     subject: str
     reason: str
     local: str | None = None
+
+    @property
+    def tells_user(self) -> bool:
+        """True if the owner is told which user publishes: it records who has changed what."""
+        return self.action == "publish" and self.subject == subjects.ALL_ADMIN
 
     @property
     def kind(self) -> Kind:

@@ -94,6 +94,11 @@ class Broker(ReconnectingClient):
         identity = self._client.identity
         return identity.user_class if identity else None
 
+    @property
+    def has_accounts(self) -> bool:
+        """True if the servers know this process as a user of one of the classes."""
+        return self._user_class is not None
+
     def api_subject(self, call: str) -> str:
         """Return the subject on which this process asks the JetStream API for a call.
 

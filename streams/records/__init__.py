@@ -1,9 +1,11 @@
 """What Millstream stores in the broker, in the order in which a request meets it.
 
-usage_counters   reservations on the day's counters, settled when the ledger record is written
+usage_counters   reservations on counters of day and month, settled with the ledger record
+quota_thresholds events: what part of a quota is used, each stored once
 request_queue    a gateway enqueues the request; the broker refuses it when the lane is full
 attempt_history  how earlier attempts went, and whether the request is poison
 token_log        a worker claims the request's log and appends records; another attempt is fenced
 token_log_cache  the writer's copy of its log, for readers that missed records
 dead_letters     work that nobody could finish
+audit_log        what operators have changed, as the lines of `audit_chain`
 """

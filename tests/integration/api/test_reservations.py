@@ -172,7 +172,7 @@ async def test_a_ledger_record_settles_once(nats_url: str) -> None:
     async with gateways(nats_url), connect(nats_url, "test") as broker:
         day = quota_windows.utc_day(time.time())
         account = usage_accounts.Account(
-            "acme", (TENANT_SCOPE,), day, 100, 0, usage_accounts.Price()
+            "acme", (TENANT_SCOPE,), (day,), 100, 0, usage_accounts.Price()
         )
         record = LedgerRecord(
             "r1", "acme", "mock", "1", "stop", 10, 5, 1, "w", 0, 0, account=account.pack()

@@ -119,3 +119,22 @@ async def test_denials_and_keys_of_a_removed_tenant(nats_url: str, tmp_path: Pat
         assert (await client.call("denials.list"))["data"] == []
         with pytest.raises(AdminRefused, match="not both"):
             await client.call("denials.add", issuer="i", subject="s", token_id="t")
+
+
+async def test_a_key_is_made_with_limits_of_its_own(
+    door: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that its record has, and none that was not given."""
+    limits = {
+        "requests_per_minute": 30,
+        "tokens_per_month": 1_000_000,
+        "spend_per_day": 0.5,
+        "soft_quotas": ["spend_per_day"],
+        "max_connections": 5,
+    }
+    made_key = await made(door, capsys, name="small", **limits)
+    await list_keys(ListKeysSettings.model_validate({**door, "json": True}), STOP)
+    (listed,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert listed["id"] == made_key["id"]
+    assert {name: listed[name] for name in limits} == limits
+    assert (listed["max_concurrent"], listed["frames_per_second"]) == (None, None)

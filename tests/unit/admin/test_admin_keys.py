@@ -30,7 +30,7 @@ async def test_a_key_leads_to_its_holder_who_may_do_everything() -> None:
     """The log says who changed what, and never the key."""
     keys = admin_keys({"sk-1": "up", "sk-2": "ci"})
     found = [await keys.authenticate(key, "a") for key in ("sk-1", "sk-2")]
-    assert found == [Caller("up", ("admin",)), Caller("ci", ("admin",))]
+    assert found == [Caller("up", ("admin",), "a"), Caller("ci", ("admin",), "a")]
 
 
 @pytest.mark.parametrize("key", WRONG)

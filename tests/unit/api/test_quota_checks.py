@@ -1,6 +1,7 @@
 """The arithmetic of quotas, and how their refusals look on every wire."""
 
-import math
+from datetime import UTC, datetime, timedelta
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,11 @@ from api import error_bodies
 from api.submission.open_reservations import OpenReservations, Reservation
 from api.submission.quota_checks import (
     ConcurrencyCheck,
-    DailyCheck,
+    PeriodCheck,
     PerMinuteCheck,
     QuotaScope,
     RequestAmounts,
+    build_account,
     build_checks,
     quota_scopes,
 )
@@ -30,7 +32,7 @@ from streams.errors import (
     Refused,
     http_status,
 )
-from streams.quota_windows import MINUTE_SECONDS, SLOT_SECONDS, QuotaWindow
+from streams.quota_windows import MINUTE_SECONDS, SLOT_SECONDS, QuotaPeriod, QuotaWindow
 from streams.usage_accounts import PICO, TENANT_SCOPE, Account, Meter, Price
 
 NOW = 1_800_000_000.0  # a full minute, and a full lease
@@ -42,10 +44,12 @@ QUOTAS = {
     "max_concurrent": ("rate_limit_exceeded", 429),
     "tokens_per_day": ("insufficient_quota", 429),
     "spend_per_day": ("insufficient_quota", 429),
+    "tokens_per_month": ("insufficient_quota", 429),
+    "spend_per_month": ("insufficient_quota", 429),
 }
 
 
-def scope(**limits: float) -> QuotaScope:
+def scope(**limits: object) -> QuotaScope:
     return QuotaScope("acme", TENANT_SCOPE, QuotaLimits.model_validate(limits))
 
 
@@ -163,12 +167,12 @@ def test_a_check_refuses_what_is_over_the_limit_and_nothing_else(
     found = amounts(1, 0)
     (check,) = build_checks(scope(**{quota: limit}), found)
     first, *rest = check.increments(now)
-    unit = PICO if isinstance(check, DailyCheck) and check.meter is Meter.SPEND else 1
+    unit = check.unit if isinstance(check, PeriodCheck) else 1
     totals = dict.fromkeys(rest, 0) | {first: (used + 1) * unit}
     refusal = check.find_refusal(totals, now)
     assert (refusal is not None) == (used + 1 > limit)
     if refusal:
-        assert 0 < (refusal.retry_after_seconds or 0) <= quota_windows.DAY_SECONDS
+        assert 0 < (refusal.retry_after_seconds or 0) <= 31 * quota_windows.DAY_SECONDS
 
 
 def errors(root: type[MillstreamError]) -> set[type[MillstreamError]]:
@@ -184,7 +188,7 @@ def test_the_table_has_every_code_of_the_tree() -> None:
     assert {QuotaSpent, RateLimited} <= errors(Refused)
 
 
-@pytest.mark.parametrize("quota", ["tokens_per_minute", "tokens_per_day", "spend_per_day"])
+@pytest.mark.parametrize("quota", sorted(QUOTAS.keys() - {"requests_per_minute", "max_concurrent"}))
 def test_what_can_never_fit_is_not_told_to_come_again(quota: str) -> None:
     with pytest.raises(LargerThanQuota, match=quota) as refused:
         list(build_checks(scope(**{quota: 9}), amounts()))
@@ -206,15 +210,22 @@ def test_a_tenant_without_quotas_is_not_counted() -> None:
 def test_a_settled_account_has_what_was_used(prompt: int, completion: int, reserved: int) -> None:
     """Reservation and correction add up to the usage, in tokens and in money."""
     price = Price.per_million(0.15, 0.6)
-    packed = Account("acme", ("tenant", "key-ci"), "2026-11-21", reserved, 7, price).pack()
+    periods = ("2026-11-21", "2026-11")
+    packed = Account("acme", ("tenant", "key-ci"), periods, reserved, 7, price).pack()
     account = Account.unpack(packed)
     spend = price.spend_for(prompt, completion)
     both = [account.reserved, account.correction(prompt + completion, spend)]
-    for name in account.scopes:
-        for meter, used in ((Meter.TOKENS, prompt + completion), (Meter.SPEND, None)):
-            subject = QuotaScope("acme", name, QuotaLimits()).usage_subject(meter, "2026-11-21")
-            total = sum(each.get(subject, 0) for each in both)
-            assert total == (spend if used is None else used)
+    for name, period in product(account.scopes, periods):
+        for meter, used in ((Meter.TOKENS, prompt + completion), (Meter.SPEND, spend)):
+            subject = QuotaScope("acme", name, QuotaLimits()).usage_subject(meter, period)
+            assert sum(each.get(subject, 0) for each in both) == used
+
+
+def test_an_account_of_an_older_release_is_of_a_day() -> None:
+    """Requests that were accepted before an update are settled after it."""
+    account = Account.unpack("acme tenant 2026-11-21 13 0 0 0")
+    assert account.periods == ("2026-11-21",)
+    assert account.reserved == {"infer.usage.acme.tenant.tokens.2026-11-21": 13}
 
 
 def test_the_headers_are_of_the_scope_with_the_least_left() -> None:
@@ -245,8 +256,54 @@ def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None
     assert format_duration(seconds) == text
 
 
-def test_a_day_is_one_of_utc() -> None:
-    assert quota_windows.utc_day(NOW - NOW % 86400 + 86399) != quota_windows.utc_day(
-        NOW - NOW % 86400 + 86400
-    )
-    assert math.isclose(quota_windows.seconds_until_tomorrow(NOW) + NOW % 86400, 86400)
+@given(now=st.floats(NOW, NOW + 1500 * quota_windows.DAY_SECONDS))
+@pytest.mark.parametrize("period", QuotaPeriod)
+def test_a_period_is_one_of_utc(period: QuotaPeriod, now: float) -> None:
+    """It has one name until it ends, and another one from then on."""
+    at = datetime.fromtimestamp(now, UTC)
+    end = period.end_after(now)
+    name = period.name_at(now)
+    assert at.isoformat().startswith(name)
+    assert period.name_at((end - timedelta(microseconds=1)).timestamp()) == name
+    assert end.isoformat().startswith(period.name_at(end.timestamp()))
+    assert period.name_at(end.timestamp()) > name
+    assert 0 < period.seconds_left(now) <= 31 * quota_windows.DAY_SECONDS
+
+
+def test_a_soft_quota_refuses_nothing_and_is_told() -> None:
+    """At a half, four fifths, and all of it; a hard one also when it refuses."""
+    soft = scope(tokens_per_month=9, soft_quotas=("tokens_per_month",))
+    (check,) = build_checks(soft, amounts())  # 10, more than all of it
+    assert isinstance(check, PeriodCheck)
+    (counter,) = check.increments(NOW)
+    assert check.find_refusal({counter: 10**15}, NOW) is None
+    for total, percents in ((4, []), (5, [50]), (8, [50, 80]), (9, [50, 80, 100])):
+        found = check.find_thresholds({counter: total}, NOW, is_admitted=True)
+        assert [each.percent for each in found] == percents
+    (hard,) = build_checks(scope(tokens_per_day=100), amounts())
+    assert isinstance(hard, PeriodCheck)
+    (counter,) = hard.increments(NOW)
+    found = hard.find_thresholds({counter: 101}, NOW, is_admitted=False)
+    assert [(each.percent, each.used) for each in found] == [(50, 91), (80, 91), (100, 91)]
+    assert len({each.subject for each in found}) == 3
+
+
+def test_money_is_counted_exactly() -> None:
+    """A tenth of a unit is no binary fraction."""
+    price = Price(PICO // 10, 0)
+    (check,) = build_checks(scope(spend_per_day=0.3), RequestAmounts(1, 0, price))
+    (counter,) = check.increments(NOW)
+    assert check.find_refusal({counter: 3 * PICO // 10}, NOW) is None
+    refusal = check.find_refusal({counter: 3 * PICO // 10 + 1}, NOW)
+    assert refusal
+    assert f"{QuotaPeriod.DAY.end_after(NOW):%Y-%m-%dT%H:%M:%SZ}" in refusal.message
+
+
+def test_all_scopes_are_counted_in_all_periods_that_any_has() -> None:
+    """One line of text is settled, whichever quotas there are."""
+    key = QuotaScope("acme", "key-ci", QuotaLimits(spend_per_month=1))
+    account = build_account([scope(tokens_per_day=10), key], amounts(), NOW)
+    assert account
+    assert account.scopes == ("tenant", "key-ci")
+    assert account.periods == (QuotaPeriod.DAY.name_at(NOW), QuotaPeriod.MONTH.name_at(NOW))
+    assert build_account([scope(max_concurrent=1)], amounts(), NOW) is None

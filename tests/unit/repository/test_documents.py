@@ -31,6 +31,7 @@ ADMIN_ONLY = {
     "key_not_found",
     "key_ended",
     "admin_key_exists",
+    "audit_full",
     "no_key_pepper",
     "name_taken",
     "tenant_configured",

@@ -14,5 +14,6 @@ def test_a_number_has_no_exponent(value: float, text: str) -> None:
 
 
 def test_a_spent_quota_says_plainly_how_long_to_wait() -> None:
-    message = QuotaSpent("tokens_per_day", 1_000_000, 999_999, 79_512.4).message
-    assert "1000000, and 999999 is in use; try again in 79512 s" in message
+    at = "2026-11-22T00:00:00Z"
+    message = QuotaSpent("tokens_per_day", 1_000_000, 999_999, 79_512.4, at).message
+    assert f"1000000, and 999999 is in use; try again in 79512 s, at {at}" in message

@@ -13,7 +13,7 @@ from streams import subjects, topology
 from streams.accounts import access
 from streams.accounts.access import ROLES, UserClass
 from streams.accounts.rights import Pins
-from streams.headers import EXPECTED_LAST, INCREMENT, MESSAGE_ID
+from streams.headers import EXPECTED_LAST, INCREMENT, MESSAGE_ID, REQUEST_INFO
 from streams.subjects import PoolKey, Priority
 from tests.support.accounts_cell import AccountClient, AccountsCell, admin_api
 from tests.support.eventually import eventually
@@ -325,3 +325,21 @@ async def test_a_dispatcher_hears_of_work_that_nobody_finished(declared: Account
         query = json.dumps({"seq": seq}).encode()
         assert (await dispatcher.ask("$JS.API.STREAM.MSG.GET.WORK", query))["message"]["seq"] == seq
         assert (await dispatcher.ask("$JS.API.STREAM.MSG.DELETE.WORK", query))["success"]
+
+
+async def test_the_admin_service_is_told_who_asks(declared: AccountsCell) -> None:
+    """By the servers: what a user says of itself does not count."""
+    async with (
+        declared.client(UserClass.ADMIN) as admin,
+        declared.client(UserClass.OPERATOR, "ada") as ada,
+    ):
+
+        async def answer(message: Msg) -> None:
+            await message.respond(json.dumps(dict(message.headers or {})).encode())
+
+        await admin.subscribe(subjects.ALL_ADMIN, cb=answer)
+        await admin.flush()
+        forged = json.dumps({"acc": "ADMIN", "name_tag": "eve"})
+        told = await ada.ask(subjects.admin("tenants.list"), b"", **{REQUEST_INFO: forged})
+        info = json.loads(told[REQUEST_INFO])
+        assert (info["name_tag"], info["host"]) == ("ada", "127.0.0.1")

@@ -1,0 +1,42 @@
+"""Thresholds of quotas: that a half, four fifths or all of one is used, told once. Pure."""
+
+from dataclasses import dataclass
+
+import orjson
+
+from streams import subjects
+
+THRESHOLD_PERCENTS = (50, 80, 100)
+EVENT_TYPE = "quota.threshold_reached"
+
+
+@dataclass(frozen=True)
+class QuotaThreshold:
+    """A part of a quota that is used or reserved, in one day or month of UTC.
+
+    `scope` is the tenant itself or one of its keys, as in the counters' subjects, `quota` such as
+    `tokens_per_day`, `period` such as `2026-11-21`. `limit` and `used` are in tokens, or in 10⁻¹²
+    of the currency.
+    """
+
+    tenant: str
+    scope: str
+    quota: str
+    period: str
+    percent: int
+    limit: int
+    used: int
+
+    @property
+    def subject(self) -> str:
+        """The subject on which it is stored; there is one for each threshold and period."""
+        return subjects.threshold(self.tenant, self.scope, self.quota, self.period, self.percent)
+
+    def encode(self, now: float) -> bytes:
+        """Return the event as JSON in the shape that webhooks have; `now` is in epoch seconds.
+
+        Its id is the same for whoever makes it.
+        """
+        id = self.subject.removeprefix(f"{subjects.PREFIX}.")
+        event = {"id": id, "object": "event", "created_at": int(now), "type": EVENT_TYPE}
+        return orjson.dumps({**event, "data": vars(self)})
