@@ -74,7 +74,9 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             records = await _open_records(stack, broker, lease, settings)
             registry, tenants, managed_keys, prices = records
             scale = Scale(settings.replicas, settings.shards)
-            declarer = Declarer(broker, lease, records, scale, settings.ledger_limits)
+            declarer = Declarer(
+                broker, lease, records, scale, settings.ledger_limits, settings.files_bytes
+            )
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
             operations = Operations(registry, tenants, managed_keys)

@@ -46,6 +46,8 @@ class AdminSettings(ServiceSettings):
         description="age at which ledger records are removed; 0: never, `ledger export` does it",
     )
 
+    files_bytes: int = Field(2048 * MIB, ge=MIB, description="size of the store of all files")
+
     @property
     def ledger_limits(self) -> LedgerLimits:
         """The size and age at which the ledger is full or drops records."""

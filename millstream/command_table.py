@@ -78,6 +78,12 @@ COMMANDS = (
         "dispatcher.service:run",
     ),
     Command(
+        "jobs",
+        "do what outlives its client's connection: look after stored files",
+        "jobs.settings:JobsSettings",
+        "jobs.service:run",
+    ),
+    Command(
         "worker",
         "pull requests, run models, write tokens",
         "gpu_worker.settings:WorkerSettings",

@@ -18,6 +18,7 @@ _OURS, _HEARD = f"{PREFIX}.", f"{PREFIX}.heard."
 OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
 _LEDGER = f"{PREFIX}.ledger."
+_FILE_RECORDS = "$KV.files."
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
 _MAX_ESCAPED = 1024
@@ -435,6 +436,38 @@ def parse_rollup(subject: str) -> tuple[str, str, str]:
     return tenant, day, unescape(model)
 
 
+def file_chunk(tenant: str, part: str, number: int) -> str:
+    """Return the subject on which a chunk of a part of a tenant's file is stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.file.{token(tenant)}.{token(part)}.{number}"
+
+
+def file_chunks(tenant: str, part: str) -> str:
+    """Return the filter (a subject with wildcards) for all chunks of a part of a tenant's file.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.file.{token(tenant)}.{token(part)}.*"
+
+
+def file_record(tenant: str, file: str) -> str:
+    """Return the subject, in the bucket `files`, of the record of a tenant's file.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_FILE_RECORDS}{token(tenant)}.{token(file)}"
+
+
+def file_records_of(tenant: str) -> str:
+    """Return the filter (a subject with wildcards) for the records of all files of one tenant.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_FILE_RECORDS}{token(tenant)}.*"
+
+
 def usage(tenant: str, scope: str, meter: str, day: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, has used on a day.
 
@@ -588,6 +621,8 @@ def parse_ack_subject(reply: str) -> tuple[int, int]:
 
 ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
+ALL_FILES = f"{PREFIX}.file.*.*.*"
+ALL_FILE_RECORDS = f"{_FILE_RECORDS}*.*"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.*.*"

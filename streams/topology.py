@@ -21,6 +21,7 @@ ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
 SIGNALS = "SIGNALS"
+FILES, FILE_RECORDS = "FILES", "KV_files"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -39,6 +40,8 @@ DAY_SECONDS = 86400
 MONTH_SECONDS = 30 * DAY_SECONDS
 ROLLUP_SECONDS = 400 * DAY_SECONDS
 MIB = 2**20
+FILES_BYTES = 2048 * MIB
+FILE_RECORDS_BYTES = 64 * MIB
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
 INGRESS_CONSUMER = "gateways"
@@ -98,12 +101,16 @@ def tenant_of_ingress(stream: str) -> str | None:
 
 
 def stream_configs(
-    scale: Scale, max_queued: int, ledger: LedgerLimits = DEFAULT_LEDGER
+    scale: Scale,
+    max_queued: int,
+    ledger: LedgerLimits = DEFAULT_LEDGER,
+    files_bytes: int = FILES_BYTES,
 ) -> list[StreamConfig]:
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
     `max_queued` is the most requests that any lane (one tenant's queue for a model and priority)
-    may hold; a lower limit of a tenant is enforced by the gateways.
+    may hold; a lower limit of a tenant is enforced by the gateways. `files_bytes` is the size of
+    the stream of all tenants' files.
     """
     return [
         _requests(max_queued),
@@ -119,6 +126,8 @@ def stream_configs(
         _counters(USAGE, "infer.usage.*.*.*.*", MONTH_SECONDS, StorageType.FILE),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
         _idempotency_bucket(),
+        _replaceable(FILES, subjects.ALL_FILES, files_bytes),
+        _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
     ]
 
 
@@ -148,6 +157,23 @@ def _records(name: str, subject: str, max_bytes: int, max_age: float) -> StreamC
         subjects=[subject],
         max_bytes=max_bytes,
         max_age=max_age,
+        storage=StorageType.FILE,
+        allow_direct=True,
+    )
+
+
+def _replaceable(name: str, subject: str, max_bytes: int) -> StreamConfig:
+    """Configure a store of one message for each subject, kept until it is removed.
+
+    A message replaces the one before; a full stream refuses new ones.
+    """
+    return StreamConfig(
+        name=name,
+        subjects=[subject],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        max_bytes=max_bytes,
+        duplicate_window=_LEAST_DUPLICATE_WINDOW,
         storage=StorageType.FILE,
         allow_direct=True,
     )

@@ -29,6 +29,7 @@ from gateway.entrypoints import (
     websocket,
 )
 from gateway.entrypoints.endpoint import Endpoint, request_key
+from gateway.entrypoints.files import file_routes, upload_routes
 from streams.errors import (
     InternalError,
     MethodNotAllowed,
@@ -61,6 +62,8 @@ def build_app(context: GatewayContext) -> ASGIApp:
             Route("/health", _healthz),
             Route("/version", _version),
             Route("/readyz", partial(_readyz, context)),
+            *file_routes.build_routes(context),
+            *upload_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),

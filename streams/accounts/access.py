@@ -41,6 +41,7 @@ class UserClass(StrEnum):
     ADMIN = "admin"
     GATEWAY = "gateway"
     DISPATCHER = "dispatcher"
+    JOBS = "jobs"
     WORKER = "worker"
     OPERATOR = "operator"
     TENANT = "tenant"
@@ -51,6 +52,7 @@ ACCOUNT_OF = {
     UserClass.ADMIN: BrokerAccount.ADMIN,
     UserClass.GATEWAY: BrokerAccount.SERVICES,
     UserClass.DISPATCHER: BrokerAccount.SERVICES,
+    UserClass.JOBS: BrokerAccount.SERVICES,
     UserClass.WORKER: BrokerAccount.WORKERS,
     UserClass.OPERATOR: BrokerAccount.OPERATORS,
     UserClass.SYSTEM: BrokerAccount.SYSTEM,
@@ -172,6 +174,10 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(IDEMPOTENCY, "idempotency keys"),
         *make.writes(make.logs()[0], "accept or refuse a submission"),
         *make.writes(topology.LEDGER, "count refusals", "infer.outcome.*.*"),
+        *make.writes(topology.FILES, "files"),
+        *make.writes(topology.FILE_RECORDS, "files"),
+        *make.reads(topology.FILES, topology.FILE_RECORDS),
+        *make.asks(topology.FILE_RECORDS, "files", "STREAM.MSG.GET.{}"),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
         *make.sees(*_subjects_by_stream(make.shards)),
@@ -223,6 +229,21 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
         *make.publishes(BrokerAccount.WORKERS, "is a worker alive", "infer.alive.*"),
         *make.publishes(BrokerAccount.WORKERS, "ask for heartbeats", "infer.muster.*"),
+    ]
+
+
+def _jobs(make: _Rights) -> list[Right]:
+    files = (topology.FILES, topology.FILE_RECORDS)
+    return [
+        *make.everyone(),
+        *make.writes(LEASES, "lead"),
+        *make.reads(LEASES, *files),
+        *make.sees(LEASES, *files),
+        *make.writes(topology.FILE_RECORDS, "files"),
+        *make.asks(topology.FILES, "deleted files", "STREAM.PURGE.{}"),
+        *make.asks(
+            topology.FILE_RECORDS, "deleted files", "STREAM.MSG.GET.{}", "STREAM.MSG.DELETE.{}"
+        ),
     ]
 
 
@@ -304,6 +325,7 @@ _TABLE = {
     UserClass.ADMIN: _admin,
     UserClass.GATEWAY: _gateway,
     UserClass.DISPATCHER: _dispatcher,
+    UserClass.JOBS: _jobs,
     UserClass.WORKER: _worker,
     UserClass.OPERATOR: _operator,
     UserClass.TENANT: _tenant,

@@ -292,7 +292,7 @@ def _dumps(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
-_ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days"}
+_ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days", "files_bytes"}
 
 
 @asynccontextmanager

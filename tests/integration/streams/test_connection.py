@@ -207,7 +207,7 @@ async def test_one_message_is_read_with_its_headers_or_is_gone(broker: Broker) -
     message = await broker.get(topology.DEAD, place.seq)
     assert message
     assert (message.data, message.headers["Reason"], message.subject) == (b"payload", "late", DEAD)
-    assert await broker._get_from_leader(topology.DEAD, place.seq) is not None
+    assert await broker.read_from_leader(topology.DEAD, {"seq": place.seq}) is not None
     await broker.remove(topology.DEAD, place.seq)
     assert await broker.get(topology.DEAD, place.seq) is None
 
@@ -215,7 +215,7 @@ async def test_one_message_is_read_with_its_headers_or_is_gone(broker: Broker) -
 async def test_a_message_that_cannot_be_looked_for_is_not_gone(broker: Broker) -> None:
     """Who takes it for gone ends a request that is still there."""
     with pytest.raises(BrokerUnavailable):
-        await broker._get_from_leader("NOT_THERE", 1)
+        await broker.read_from_leader("NOT_THERE", {"seq": 1})
 
 
 async def test_a_message_is_removed_once(broker: Broker) -> None:
