@@ -119,6 +119,10 @@ class HttpExchange:
             body += chunk
         return body
 
+    def write(self, data: bytes) -> None:
+        """Send more of the body."""
+        self._writer.write(data)
+
     def abort(self) -> None:
         """Drop the connection."""
         self._writer.transport.abort()
@@ -265,6 +269,12 @@ class RunningGateway:
         ) as connection:
             yield GatewaySocket(connection)
 
+    async def answers(self) -> bool:
+        try:
+            return (await self.request("GET", "/healthz", key=None)).status == 200
+        except OSError:
+            return False
+
     async def is_ready(self) -> bool:
         try:
             return (await self.request("GET", "/readyz", key=None)).status == 200
@@ -314,15 +324,8 @@ async def gateways(
             stop = await stack.enter_async_context(running(gateway.service, made))
             found.append(RunningGateway(made.port, stop, tls))
         for each in found:
-            await eventually(lambda each=each: _answers(each))  # type: ignore[misc]
+            await eventually(each.answers)
         yield found
-
-
-async def _answers(each: RunningGateway) -> bool:
-    try:
-        return (await each.request("GET", "/healthz", key=None)).status == 200
-    except OSError:
-        return False
 
 
 async def register(nats_url: str, **mock: Any) -> None:
