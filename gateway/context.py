@@ -43,6 +43,7 @@ from streams.errors import (
     Refused,
     Unauthenticated,
 )
+from streams.records.batch_store import BatchStore
 from streams.records.file_store import FileStore
 from streams.records.usage_rollups import UsageRollups
 
@@ -70,6 +71,7 @@ class GatewayContext:
     refusals: RefusalRecorder
     rollups: UsageRollups
     files: FileStore
+    batches: BatchStore
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     transfer_slots: TransferSlots = field(default_factory=TransferSlots)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)

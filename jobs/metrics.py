@@ -8,3 +8,5 @@ SWEPT_FILES = Counter(
 STORED_FILES = Gauge(
     "millstream_stored_files", "Files of all tenants, as of the last sweep, by state.", ["state"]
 )
+ITEMS = Counter("millstream_batch_lines_total", "Lines of batches by how they ended.", ["outcome"])
+RUNNING_BATCHES = Gauge("millstream_running_batches", "Batches that this process runs.")

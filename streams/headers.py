@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from streams.job_items import ItemRef
 from streams.subjects import Priority, token
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -40,7 +41,8 @@ class Envelope:
     prompt cached. `goal_ms` is the model's goal for the time to first token as it was when the
     request was accepted; None without one. `key` is the name of the API key that it came with, and
     `user` the hash of the end user whom the client named; empty without one. `price` is the packed
-    `PriceEntry` by which it is billed, empty if it came from a gateway that knew of none.
+    `PriceEntry` by which it is billed, empty if it came from a gateway that knew of none. `item` is
+    the line of a job that the request runs; None for any other request.
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class Envelope:
     key: str = ""
     user: str = ""
     price: str = ""
+    item: ItemRef | None = None
 
     def to_headers(self) -> dict[str, str]:
         """Return the envelope as NATS headers; optional fields at their defaults are left out."""
@@ -83,6 +86,7 @@ class Envelope:
             "Key": self.key,
             "User": self.user,
             "Price": self.price,
+            "Item": self.item and self.item.pack(),
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
         if self.estimated_wait_ms is not None:
@@ -117,4 +121,5 @@ class Envelope:
             key=headers.get("Key", ""),
             user=headers.get("User", ""),
             price=headers.get("Price", ""),
+            item=ItemRef.unpack(headers["Item"]) if "Item" in headers else None,
         )

@@ -22,6 +22,7 @@ CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
 SIGNALS = "SIGNALS"
 FILES, FILE_RECORDS = "FILES", "KV_files"
+RESULTS, BATCHES = "RESULTS", "KV_batches"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -42,6 +43,7 @@ ROLLUP_SECONDS = 400 * DAY_SECONDS
 MIB = 2**20
 FILES_BYTES = 2048 * MIB
 FILE_RECORDS_BYTES = 64 * MIB
+RESULTS_BYTES = 2048 * MIB
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
 INGRESS_CONSUMER = "gateways"
@@ -80,8 +82,8 @@ class LedgerLimits:
 DEFAULT_LEDGER = LedgerLimits()
 
 
-def token_stream_name(shard: int) -> str:
-    """Return the name of the token log stream with the number `shard`."""
+def token_stream_name(shard: int | str) -> str:
+    """Return the name of the token log stream with the number or name `shard`."""
     return f"TOKENS_{shard}"
 
 
@@ -115,7 +117,8 @@ def stream_configs(
     return [
         _requests(max_queued),
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
-        *(_token_log(scale, shard) for shard in range(scale.shards)),
+        *(_token_log(str(shard), 512 * MIB // scale.shards) for shard in range(scale.shards)),
+        _token_log(subjects.ITEM_SHARD, 512 * MIB),
         _ledger(ledger),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
@@ -128,6 +131,8 @@ def stream_configs(
         _idempotency_bucket(),
         _replaceable(FILES, subjects.ALL_FILES, files_bytes),
         _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
+        _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
+        _results(),
     ]
 
 
@@ -177,6 +182,22 @@ def _replaceable(name: str, subject: str, max_bytes: int) -> StreamConfig:
         storage=StorageType.FILE,
         allow_direct=True,
     )
+
+
+def _results() -> StreamConfig:
+    """Configure the stream RESULTS: one message for each line of a job, never replaced or dropped.
+
+    The broker tells listeners of each, without what it holds.
+    """
+    config = _records(RESULTS, subjects.ALL_RESULTS, RESULTS_BYTES, MONTH_SECONDS)
+    config.discard = DiscardPolicy.NEW
+    config.duplicate_window = _LEAST_DUPLICATE_WINDOW
+    config.republish = RePublish(
+        src=f"{subjects.PREFIX}.result.*.*.>",
+        dest=f"{subjects.PREFIX}.resulted.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}.>",
+        headers_only=True,
+    )
+    return config
 
 
 def _requests(max_queued: int) -> StreamConfig:
@@ -271,7 +292,7 @@ def _idempotency_bucket() -> StreamConfig:
     )
 
 
-def _token_log(scale: Scale, shard: int) -> StreamConfig:
+def _token_log(shard: str, max_bytes: int) -> StreamConfig:
     return StreamConfig(
         name=token_stream_name(shard),
         subjects=[f"infer.token.{shard}.*.*.*"],
@@ -280,7 +301,7 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
             dest="infer.reply.{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}",
         ),
         max_age=LOG_SECONDS,
-        max_bytes=512 * MIB // scale.shards,
+        max_bytes=max_bytes,
         storage=StorageType.MEMORY,
         allow_direct=True,
     )

@@ -32,7 +32,7 @@ CONTROL_STREAMS = frozenset(
 )
 # Of a call of the JetStream API: two words, or three, and then the name of a stream
 _CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
-_SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\d+\.")
+_SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\w+\.")
 
 
 class UserClass(StrEnum):
@@ -150,7 +150,8 @@ class _Rights:
         return self.asks(stream, "consume", *calls) + self.publishes(store, "acknowledge", acks)
 
     def logs(self) -> list[str]:
-        return [topology.token_stream_name(shard) for shard in range(self.shards)]
+        names: list[int | str] = [*range(self.shards), subjects.ITEM_SHARD]
+        return [topology.token_stream_name(name) for name in names]
 
     def everyone(self) -> list[Right]:
         """Rights of every process: ask for the broker's time, and for streams that it misses."""

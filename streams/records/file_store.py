@@ -14,9 +14,10 @@ from dataclasses import replace
 from itertools import islice
 
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import MillstreamError, NotFound, StorageFull, StorageQuotaExceeded
-from streams.headers import EXPECTED_LAST, MAX_HEADER_BYTES
+from streams.headers import MAX_HEADER_BYTES
+from streams.records.cas_records import STORE_SECONDS, CasRecords, RecordChanged
 from streams.records.file_records import (
     CHUNK_BYTES,
     ChunkRange,
@@ -27,7 +28,6 @@ from streams.records.file_records import (
 
 MAX_FILES = 10_000  # of a tenant, whose records are read together
 CHUNKS_AT_ONCE = 4  # of one file, stored or read; more of them is slower with three replicas
-STORE_SECONDS = 10.0  # for which a chunk or record is tried again while the broker does not answer
 _READS, _READ_SECONDS = 20, 0.05  # of a chunk that a replica may not have yet
 
 
@@ -39,22 +39,14 @@ class FileGone(NotFound):
         self.filename = filename
 
 
-class _RecordChanged(Exception):
-    """Another process has stored `newer` in place of a record; None: it has removed the record."""
-
-    def __init__(self, newer: StoredFile | None) -> None:
-        super().__init__()
-        self.newer = newer
-
-
 class ChunkMissing(MillstreamError):
     """A chunk of a file that is ready is not in the broker's store: part of its bytes is lost."""
 
     code = "file_lost"
 
 
-def _unpack(message: StoredMessage) -> StoredFile:
-    return StoredFile.unpack(message.data, message.seq)
+def _subject_of(file: StoredFile) -> str:
+    return subjects.file_record(file.tenant, file.id)
 
 
 class FileStore:
@@ -62,6 +54,7 @@ class FileStore:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._records = CasRecords(broker, topology.FILE_RECORDS, StoredFile.unpack)
 
     async def create(self, file: StoredFile, quota: int) -> StoredFile:
         """Store the record of a new file, if the tenant's files have `quota` bytes with it at most.
@@ -69,7 +62,7 @@ class FileStore:
         Two that are created at once may both be refused for want of room for both; they are never
         both accepted. Raises `StorageQuotaExceeded`, `StorageFull`, or `BrokerUnavailable`.
         """
-        stored = await self._write(file)
+        stored = await self._records.write(_subject_of(file), file)
         others = [each for each in await self.list(file.tenant) if each.id != file.id]
         used = sum(each.size for each in others)
         if used + file.size > quota or len(others) >= MAX_FILES:
@@ -93,20 +86,18 @@ class FileStore:
             subject = subjects.file_record(tenant, file_id)
         except subjects.InvalidToken:
             return None
-        found = await self._broker.read(topology.FILE_RECORDS, {"last_by_subj": subject})
-        file = _unpack(found[0]) if found else None
+        file = await self._records.read(subject)
         if file is None or file.state is not FileState.READY:  # as far as this replica knows
-            file = await self._read_from_leader(subject)
-        return None if file is None or file.is_gone(self._broker.clock.now()) else file
+            file = await self._records.read_newest(subject)
+        return None if file is None or file.is_gone(self._now()) else file
 
     async def list(self, tenant: str) -> list[StoredFile]:
         """Return a tenant's files that are not gone, pending ones too, the oldest first.
 
         Raises `BrokerUnavailable`.
         """
-        pattern, now = subjects.file_records_of(tenant), self._broker.clock.now()
-        found = await self._broker.read_subject(topology.FILE_RECORDS, pattern)
-        present = [file for file in map(_unpack, found) if not file.is_gone(now)]
+        found, now = await self._records.list(subjects.file_records_of(tenant)), self._now()
+        present = [file for file in found if not file.is_gone(now)]
         return sorted(present, key=lambda file: (file.created_at, file.id))
 
     async def change(
@@ -117,14 +108,16 @@ class FileStore:
         If another process was faster, `apply` is given what that has stored. Raises `FileGone`,
         whatever `apply` raises, `StorageFull`, or `BrokerUnavailable`.
         """
-        while True:
-            try:
-                return await self._write(apply(file))
-            except _RecordChanged as conflict:
-                newer = conflict.newer
-            if newer is None or newer.is_gone(self._broker.clock.now()):
+
+        def apply_unless_gone(found: StoredFile) -> StoredFile:
+            if found.is_gone(self._now()):
                 raise FileGone(file.filename)
-            file = newer
+            return apply(found)
+
+        changed = await self._records.change(_subject_of(file), file, apply_unless_gone)
+        if changed is None:
+            raise FileGone(file.filename)
+        return changed
 
     async def delete(self, file: StoredFile) -> None:
         """Mark a file as deleted; it is gone for everybody once this returns. Idempotent.
@@ -139,35 +132,14 @@ class FileStore:
 
         Raises as `delete` does.
         """
-        with suppress(_RecordChanged):
-            await self._write(self._as_deleted(file))
+        with suppress(RecordChanged):
+            await self._records.write(_subject_of(file), self._as_deleted(file))
 
     def _as_deleted(self, file: StoredFile) -> StoredFile:
-        now = int(self._broker.clock.now())
-        return replace(file, state=FileState.DELETED, ended_at=now)
+        return replace(file, state=FileState.DELETED, ended_at=int(self._now()))
 
-    async def _write(self, file: StoredFile) -> StoredFile:
-        """Store a record if its revision is still the newest; raise `_RecordChanged` if not."""
-        subject = subjects.file_record(file.tenant, file.id)
-        headers = {EXPECTED_LAST: str(file.revision)}
-        try:
-            stored = await self._broker.store_retrying(subject, file.pack(), headers, STORE_SECONDS)
-        except StoreRefused as refusal:
-            if refusal.is_full:
-                raise StorageFull("the store of files' records is full") from None
-            if not refusal.is_conflict:
-                raise
-        else:
-            return replace(file, revision=stored.seq)
-        newer = await self._read_from_leader(subject)
-        if newer and newer.pack() == file.pack():  # it is ours: only the first answer was lost
-            return newer
-        raise _RecordChanged(newer)
-
-    async def _read_from_leader(self, subject: str) -> StoredFile | None:
-        query = {"last_by_subj": subject}
-        found = await self._broker.read_from_leader(topology.FILE_RECORDS, query)
-        return _unpack(found) if found else None
+    def _now(self) -> float:
+        return self._broker.clock.now()
 
     def write_part(self, tenant: str, part: str) -> "PartWriter":
         """Return a writer of the chunks of a part, which the file's record already names."""

@@ -1,0 +1,4 @@
+"""`/v1/batches`: records that `millstream jobs` works on, and what has come of them.
+
+batch_routes  create, show, list, cancel, pause and resume
+"""

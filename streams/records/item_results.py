@@ -1,0 +1,168 @@
+"""Results of items: one for each line of a batch, written once by whoever ends the item.
+
+A request that runs an item says so in its headers (`ItemRef`). When it ends, its result is stored
+before its terminal, with the expectation that there is none: whatever is repeated, and however many
+processes try, a line has one result. A failure that may pass is a result only at the last try; else
+it is stored beside, as that of one try, so that the job's owner learns of it from the same stream.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from streams import messages, subjects, topology
+from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
+from streams.errors import BrokerUnavailable
+from streams.headers import EXPECTED_LAST, MAX_HEADER_BYTES
+from streams.job_items import ItemRef
+from streams.messages import FinishReason, TokenUsage
+
+STORE_SECONDS = 30.0
+# Codes of failures after which another try may succeed
+PASSING_FAILURES = frozenset(
+    {
+        "attempts_exhausted",
+        "broker_unavailable",
+        "deadline_exceeded",
+        "engine_failed",
+        "internal_error",
+        "log_lost",
+        "overloaded",
+        "upstream_failed",
+        "work_lost",
+    }
+)
+DEADLINE_EXCEEDED, CANCELLED = "deadline_exceeded", "cancelled"
+_PARTS = "Parts"  # how many messages hold a result; the one that counts is the last
+_NONCE = "Nonce"  # names the parts before it
+
+
+@dataclass(frozen=True)
+class ItemResult:
+    """How a line of a job ended: what it generated, or why it failed.
+
+    `code` is empty for a success, else that of the error in `message`. `text`, `logprobs`,
+    `vectors` and `labels` are those of the request's token log, of all its records. `ended` is in
+    epoch milliseconds, and `usage` as OpenAI's.
+    """
+
+    request_id: str
+    attempt: int
+    ended: int
+    code: str = ""
+    message: str = ""
+    finish: FinishReason | None = None
+    version: str = ""
+    usage: TokenUsage = field(default_factory=dict)
+    text: str = ""
+    logprobs: list[dict[str, Any]] | None = None
+    vectors: list[bytes] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    @property
+    def may_pass(self) -> bool:
+        """True if another try may succeed where this one failed."""
+        return self.code in PASSING_FAILURES
+
+    @property
+    def never_ran(self) -> bool:
+        """True if the deadline passed before any worker had begun: that is no try."""
+        return self.code == DEADLINE_EXCEEDED and not self.version
+
+    def to_terminal(self) -> dict[str, Any]:
+        """Return the terminal of the token log that was removed behind this result."""
+        if self.code and self.code != CANCELLED:
+            return messages.error_record(self.code, self.message, self.usage)
+        return messages.done_record(self.finish or "cancelled", self.usage, {})
+
+    def pack(self) -> bytes:
+        """Return the result as msgpack."""
+        return messages.pack(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the result that `pack` encoded; raises ValueError or TypeError for other bytes."""
+        return messages.from_wire(cls, messages.unpack(data))
+
+
+def build_result(
+    request_id: str,
+    attempt: int,
+    ended: int,
+    records: Sequence[Mapping[str, Any]],
+    terminal: Mapping[str, Any],
+) -> ItemResult:
+    """Return the result of a request, of its token log's records and the terminal that ends it."""
+    chunks = [record for record in records if record["type"] == "chunk"]
+    logprobs = [each for chunk in chunks for each in chunk.get("logprobs") or ()]
+    claims = [record["version"] for record in records if record["type"] == "started"]
+    rows = [record for record in records if record["type"] == "result"]
+    is_error = terminal["type"] == "error"
+    finish = None if is_error else terminal["finish_reason"]
+    return ItemResult(
+        request_id=request_id,
+        attempt=attempt,
+        ended=ended,
+        code=terminal["code"] if is_error else CANCELLED if finish == CANCELLED else "",
+        message=terminal["message"] if is_error else "",
+        finish=finish,
+        version=claims[-1] if claims else "",
+        usage=dict(terminal["usage"]),
+        text="".join(chunk["text"] for chunk in chunks),
+        logprobs=logprobs or None,
+        vectors=[vector for row in rows for vector in row["vectors"]],
+        labels=rows[-1].get("labels", []) if rows else [],
+    )
+
+
+async def store_result(broker: Broker, tenant: str, item: ItemRef, result: ItemResult) -> None:
+    """Store how an item ended, unless it has a result already. Idempotent.
+
+    A failure that may pass, at a try that is not the last, is stored as that of the try alone.
+    Raises `BrokerUnavailable`, or `StoreRefused` if RESULTS has no room.
+    """
+    subject = subjects.result(tenant, item.job, item.index)
+    if result.never_ran or (result.may_pass and not item.is_last):
+        subject = subjects.failed_try(tenant, item.job, item.index, item.attempt)
+    payload, headers = result.pack(), {EXPECTED_LAST: "0"}
+    limit = broker.max_payload - MAX_HEADER_BYTES
+    pieces = [payload[at : at + limit] for at in range(0, len(payload), limit)]
+    if len(pieces) > 1:
+        nonce = secrets.token_hex(8)
+        headers |= {_PARTS: str(len(pieces)), _NONCE: nonce}
+        for number, piece in enumerate(pieces[:-1]):
+            part = subjects.result_part(tenant, item.job, item.index, f"{nonce}-{number}")
+            await broker.store_retrying(part, piece, {}, STORE_SECONDS)
+    try:
+        await broker.store_retrying(subject, pieces[-1], headers, STORE_SECONDS)
+    except StoreRefused as refusal:
+        if not refusal.is_conflict:
+            raise
+
+
+async def read_result(broker: Broker, tenant: str, job: str, index: int) -> ItemResult | None:
+    """Return the result of a line; None while it has none. Raises `BrokerUnavailable`."""
+    query = {"last_by_subj": subjects.result(tenant, job, index)}
+    found = await broker.read(topology.RESULTS, query)
+    return await unpack_result(broker, found[0]) if found else None
+
+
+async def unpack_result(broker: Broker, message: StoredMessage) -> ItemResult:
+    """Return the result that a message of RESULTS holds, with its other parts.
+
+    Raises `BrokerUnavailable`, also for parts that this replica does not have yet.
+    """
+    count = int(message.headers.get(_PARTS, "1"))
+    if count == 1:
+        return ItemResult.unpack(message.data)
+    tenant, job, index = subjects.parse_result(message.subject)
+    pieces = []
+    for number in range(count - 1):
+        part = f"{message.headers[_NONCE]}-{number}"
+        query = {"last_by_subj": subjects.result_part(tenant, job, index, part)}
+        found = await broker.read(topology.RESULTS, query)
+        if not found:
+            raise BrokerUnavailable(f"a part of the result on {message.subject} cannot be read yet")
+        pieces.append(found[0].data)
+    return ItemResult.unpack(b"".join((*pieces, message.data)))
