@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from streams.job_items import ItemRef
 from streams.subjects import Priority, token
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -24,6 +23,26 @@ GOAL = "Goal"
 CLAIM = "Claim"  # on `started` records: a random id that tells one claim from another
 RESTART = "Restart"  # on a `started` record whose attempt begins anew: what is before it is void
 MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for a message's headers
+
+
+@dataclass(frozen=True)
+class ItemRef:
+    """Which try of which line of a job a request is; `index` and `attempt` count from 0 and 1."""
+
+    job: str
+    index: int
+    attempt: int
+    is_last: bool
+
+    def pack(self) -> str:
+        """Return the reference as the value of a header."""
+        return f"{self.job}.{self.index}.{self.attempt}.{int(self.is_last)}"
+
+    @classmethod
+    def unpack(cls, packed: str) -> Self:
+        """Return the reference that `pack` encoded; raises ValueError for another text."""
+        job, index, attempt, is_last = packed.split(".")
+        return cls(token(job), int(index), int(attempt), is_last == "1")
 
 
 @dataclass(frozen=True, slots=True)

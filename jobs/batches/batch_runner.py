@@ -13,9 +13,9 @@ from nats.aio.msg import Msg
 
 from api.endpoints.batch_line import parse_line
 from jobs.batches.input_check import check_input, common_model
-from jobs.batches.input_lines import InputLine, iterate_lines
+from jobs.batches.input_lines import iterate_lines
 from jobs.batches.item_feeder import ROUTE, BatchRefused, ItemFeeder
-from jobs.batches.line_states import LineState, LineStates
+from jobs.batches.line_states import InputLine, LineState, LineStates
 from jobs.batches.output_files import write_files
 from jobs.metrics import ITEMS
 from registry.store import Registry
@@ -23,12 +23,12 @@ from registry.tenant_records import Tenant
 from streams import subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import MillstreamError, Refused
-from streams.job_items import make_request_id
 from streams.records.batch_records import Batch, BatchStatus
 from streams.records.batch_store import BatchStore
 from streams.records.file_records import FileState, StoredFile
 from streams.records.file_store import FileStore
-from streams.records.item_results import ItemResult, read_result, unpack_result
+from streams.records.item_results import ItemResult, make_request_id
+from streams.records.result_store import read_result, unpack_result
 from streams.subjects import LogAddress
 
 log = structlog.get_logger()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.endpoints.batch_line import WrongLine, parse_line
-from jobs.batches.input_lines import MAX_LINE_BYTES, InputLine, iterate_lines
+from jobs.batches.input_lines import MAX_LINE_BYTES, iterate_lines
+from jobs.batches.line_states import InputLine
 from streams.records.batch_records import MAX_ERRORS
 from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore

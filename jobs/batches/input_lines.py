@@ -1,26 +1,12 @@
 """The lines of a stored file, read a few chunks at a time."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
+from jobs.batches.line_states import InputLine
 from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore
 
 MAX_LINE_BYTES = 1_000_000  # as a gateway takes a body
-
-
-@dataclass(frozen=True, slots=True)
-class InputLine:
-    """A line of a file, without its end; `offset` is where it begins, `end` where the next does.
-
-    `data` is None if the line is longer than `MAX_LINE_BYTES`. Empty lines have no `index` of their
-    own: they are skipped.
-    """
-
-    index: int
-    offset: int
-    end: int
-    data: bytes | None
 
 
 async def iterate_lines(

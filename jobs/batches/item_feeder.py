@@ -12,12 +12,12 @@ from registry.tenant_records import ApiKey, Tenant
 from registry.tenants import Tenants
 from streams.broker.broker_client import Broker
 from streams.errors import BadRequest, MillstreamError
-from streams.headers import MESSAGE_ID
-from streams.job_items import ItemRef, make_request_id
+from streams.headers import MESSAGE_ID, ItemRef
 from streams.messages import openai_usage
 from streams.records import request_queue
 from streams.records.batch_records import Batch
-from streams.records.item_results import ItemResult, store_result
+from streams.records.item_results import ItemResult, make_request_id
+from streams.records.result_store import store_result
 
 ROUTE = "jobs"  # of all lines' token logs, which nobody hears
 ENQUEUE_SECONDS = 5.0

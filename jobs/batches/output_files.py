@@ -16,16 +16,17 @@ from api.endpoints.batch_line import (
     render_unrun,
 )
 from api.file_bodies import UPLOAD_SECONDS
-from jobs.batches.input_lines import InputLine, iterate_lines
+from jobs.batches.input_lines import iterate_lines
+from jobs.batches.line_states import InputLine
 from registry.models import Model
 from registry.store import Registry
 from streams.broker.broker_client import Broker
 from streams.errors import ModelNotFound
-from streams.job_items import make_request_id
 from streams.records.batch_records import Batch
 from streams.records.file_records import FilePart, FileState, StoredFile
 from streams.records.file_store import FileStore
-from streams.records.item_results import ItemResult, read_result
+from streams.records.item_results import ItemResult, make_request_id
+from streams.records.result_store import read_result
 
 READS_AT_ONCE = 64
 PURPOSE = "batch_output"

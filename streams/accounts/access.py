@@ -179,6 +179,10 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(topology.FILE_RECORDS, "files"),
         *make.reads(topology.FILES, topology.FILE_RECORDS),
         *make.asks(topology.FILE_RECORDS, "files", "STREAM.MSG.GET.{}"),
+        *make.writes(topology.BATCHES, "batches"),
+        *make.reads(topology.BATCHES, topology.RESULTS),
+        *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
+        *make.publishes(make.own, "batches", subjects.ALL_BATCH_CHANGES),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
         *make.sees(*_subjects_by_stream(make.shards)),
@@ -207,6 +211,8 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.writes(topology.LEDGER, "end a request", "infer.ledger.*.*"),
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters"),
+        *make.writes(topology.RESULTS, "results of batches"),
+        *make.reads(topology.RESULTS),
         *make.writes(topology.CHECKPOINTS, "hand over to the next leader"),
         *make.writes(LEASES, "lead"),
         *make.reads(topology.REQUESTS, topology.WORK, topology.ATTEMPTS, *make.logs()),
@@ -234,12 +240,25 @@ def _dispatcher(make: _Rights) -> list[Right]:
 
 
 def _jobs(make: _Rights) -> list[Right]:
-    files = (topology.FILES, topology.FILE_RECORDS)
+    files, counters = (topology.FILES, topology.FILE_RECORDS), (topology.RATES, topology.USAGE)
+    records = (topology.BATCHES, topology.RESULTS)
     return [
         *make.everyone(),
         *make.writes(LEASES, "lead"),
-        *make.reads(LEASES, *files),
-        *make.sees(LEASES, *files),
+        *make.reads(LEASES, *files, *records),
+        *make.sees(LEASES, *files, *records),
+        *make.writes(topology.FILES, "files of results"),
+        *make.writes(topology.BATCHES, "batches"),
+        *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
+        *make.hears(make.own, "batches", subjects.ALL_BATCH_CHANGES),
+        *make.writes(topology.RESULTS, "lines that were refused"),
+        *make.hears(BrokerAccount.WORK, "results", "infer.resulted.>"),
+        *make.asks(make.logs()[-1], "logs behind results", "STREAM.PURGE.{}"),
+        *make.views(REGISTRY, TENANTS, KEYS, PRICES),
+        *make.writes(topology.REQUESTS, "enqueue"),
+        *(right for each in counters for right in make.writes(each, "quotas")),
+        *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
+        *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.writes(topology.FILE_RECORDS, "files"),
         *make.asks(topology.FILES, "deleted files", "STREAM.PURGE.{}"),
         *make.asks(
@@ -256,6 +275,8 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(topology.LEDGER, "end a request", "infer.ledger.*.{model}"),
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
+        *make.writes(topology.RESULTS, "results of batches"),
+        *make.reads(topology.RESULTS),
         *make.reads(topology.ATTEMPTS, *make.logs()),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),

@@ -5,14 +5,9 @@ from typing import Any
 
 from streams import messages
 from streams.broker.broker_client import Broker
-from streams.headers import Envelope
-from streams.job_items import ItemRef
-from streams.records.item_results import (
-    ItemResult,
-    build_result,
-    read_result,
-    store_result,
-)
+from streams.headers import Envelope, ItemRef
+from streams.records.item_results import ItemResult, build_result
+from streams.records.result_store import read_result, store_result
 
 
 class JobItem:
