@@ -3,7 +3,8 @@
 A request that runs an item says so in its headers (`ItemRef`). When it ends, its result is stored
 before its terminal, with the expectation that there is none: whatever is repeated, and however many
 processes try, a line has one result. A failure that may pass is a result only at the last try; else
-it is stored beside, as that of one try, so that the job's owner learns of it from the same stream. Pure.
+it is stored beside, as that of one try, so that the job's owner learns of it from the same stream.
+Pure.
 """
 
 import hashlib

@@ -10,10 +10,9 @@ import openai
 import pytest
 
 import jobs.service
-from jobs.settings import JobsSettings
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell
-from tests.support.services import running
+from tests.support.services import jobs_settings, running
 
 CHAT = "/v1/chat/completions"
 
@@ -42,7 +41,7 @@ def to_file(lines: list[Any]) -> tuple[str, bytes]:
 async def jobs_cell(nats_url: str, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
         cell(nats_url, **options) as (gateway, *_),
-        running(jobs.service, JobsSettings(nats=nats_url, id="jobs-1")),
+        running(jobs.service, jobs_settings(nats_url, id="jobs-1")),
         sdk(gateway) as client,
     ):
         yield client
@@ -202,7 +201,7 @@ async def _is_in_progress(client: openai.AsyncOpenAI, batch: str) -> bool:
 async def test_a_batch_goes_on_at_another_jobs_service(nats_url: str) -> None:
     """One that stops in the middle loses, doubles and reorders nothing."""
     async with cell(nats_url) as (gateway,), sdk(gateway) as client:
-        async with running(jobs.service, JobsSettings(nats=nats_url, id="jobs-1", batch_window=16)):
+        async with running(jobs.service, jobs_settings(nats_url, id="jobs-1", batch_window=16)):
             batch = await submit(client, [chat_line(i) for i in range(300)])
 
             async def has_begun() -> bool:
@@ -210,7 +209,7 @@ async def test_a_batch_goes_on_at_another_jobs_service(nats_url: str) -> None:
                 return counts is not None and counts.completed > 20
 
             await eventually(has_begun)
-        async with running(jobs.service, JobsSettings(nats=nats_url, id="jobs-2")):
+        async with running(jobs.service, jobs_settings(nats_url, id="jobs-2")):
             batch = await ended(client, batch)
         assert batch.request_counts is not None
         assert batch.request_counts.completed == 300

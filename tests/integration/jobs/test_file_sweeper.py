@@ -7,16 +7,16 @@ import pytest
 import jobs.service
 from jobs import file_sweeper
 from jobs.file_sweeper import FileSweeper
-from jobs.settings import JobsSettings
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.records.file_records import FilePart, StoredFile
 from streams.records.file_store import FileStore
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import gateways
-from tests.support.services import running
+from tests.support.services import jobs_settings, running
 
 GIB = 2**30
 
@@ -44,7 +44,7 @@ async def test_what_was_deleted_or_expired_is_removed_and_the_rest_stays(nats_ur
     async with (
         gateways(nats_url),
         connect(nats_url, "test") as broker,
-        running(jobs.service, JobsSettings(nats=nats_url)),
+        running(jobs.service, jobs_settings(nats_url)),
     ):
         await eventually(lambda: _exists(broker))
         files = FileStore(broker)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import dispatcher.service
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
 from tests.integration.jobs.test_batches import chat_line, ended, lines_of, sdk, submit
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import gateways, register
 from tests.support.service_process import ServiceProcess, service_process, worker_process

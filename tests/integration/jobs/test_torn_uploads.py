@@ -7,7 +7,8 @@ from pathlib import Path
 import openai
 
 from streams import topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, gateways
 from tests.support.nats_server import NatsServer

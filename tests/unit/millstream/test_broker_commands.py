@@ -54,6 +54,7 @@ async def test_a_cluster_is_made_with_one_command(
         "jobs",
         "worker",
         "operator",
+        "ledger",
         "system",
     ]
     await init(tmp_path)

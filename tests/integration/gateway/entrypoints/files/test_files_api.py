@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, gateways, tenants
 
