@@ -19,7 +19,6 @@ from registry.models import Model, Version, mock_model
 from registry.store import Registry
 from streams import messages, prefix_hashes, subjects, topology
 from streams.accounts.access import UserClass
-from streams.accounts.rights import Pins
 from streams.base_settings import new_id
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
@@ -28,7 +27,7 @@ from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import request_queue, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
-from tests.support.accounts_server import connect, process_settings
+from tests.support.accounts_server import connect, process_settings, worker_pins
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 
 ROUTE = "test"
@@ -250,6 +249,14 @@ def always() -> bool:
     return True
 
 
+def command_settings(
+    nats_url: str, user_class: UserClass = UserClass.OPERATOR, **settings: Any
+) -> dict[str, Any]:
+    """Settings of a command: where the broker is, and credentials of an operator."""
+    creds = process_settings(nats_url, user_class, str(user_class))
+    return {"nats": nats_url, **creds, **settings}
+
+
 def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:
     creds = process_settings(nats_url, UserClass.ADMIN, "admin")
     return AdminSettings(nats=nats_url, **{**creds, **settings})
@@ -262,8 +269,6 @@ def dispatcher_settings(nats_url: str, **settings: Any) -> DispatcherSettings:
 
 def worker_settings(nats_url: str, **settings: Any) -> WorkerSettings:
     told = {"model": ("mock",), "id": new_id(), **settings}
-    pools = tuple(
-        (model.partition("@")[0], model.partition("@")[2] or "*") for model in told["model"]
-    )
-    creds = process_settings(nats_url, UserClass.WORKER, told["id"], Pins(told["id"], pools))
+    pins = worker_pins(told["id"], told["model"])
+    creds = process_settings(nats_url, UserClass.WORKER, told["id"], pins)
     return WorkerSettings(nats=nats_url, **{**creds, **told})
