@@ -297,6 +297,11 @@ def _dumps(body: object) -> bytes:
 _ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days"}
 
 
+def gateway_settings(nats_url: str, **settings: Any) -> GatewaySettings:
+    creds = process_settings(nats_url, UserClass.GATEWAY, "gateway")
+    return GatewaySettings(nats=nats_url, **{"port": free_port(), **creds, **settings})
+
+
 @asynccontextmanager
 async def gateways(
     nats_url: str, count: int = 1, *, tls: ssl.SSLContext | None = None, **settings: Any
@@ -312,8 +317,7 @@ async def gateways(
         await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
         for _ in range(count):
-            creds = process_settings(nats_url, UserClass.GATEWAY, "gateway")
-            made = GatewaySettings(nats=nats_url, port=free_port(), **{**creds, **settings})
+            made = gateway_settings(nats_url, **settings)
             stop = await stack.enter_async_context(running(gateway.service, made))
             found.append(RunningGateway(made.port, stop, tls))
         for each in found:

@@ -59,7 +59,11 @@ class ServiceProcess:
 
 @contextmanager
 def service_process(
-    command: str, nats_url: str, log: Path, **settings: Any
+    command: str,
+    nats_url: str,
+    log: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **settings: Any,
 ) -> Iterator[ServiceProcess]:
     """One service with a user of its own; killed at the end if it has not ended.
 
@@ -68,7 +72,7 @@ def service_process(
     named = {"id": new_id(), **settings}
     pins = worker_pins(named["id"], [named["model"]]) if command == UserClass.WORKER else None
     creds = process_settings(nats_url, UserClass(command), named["id"], pins)
-    service = ServiceProcess(command, log, {"nats": nats_url, **creds, **named})
+    service = ServiceProcess(command, log, {"nats": nats_url, **creds, **named}, environment)
     try:
         yield service
     finally:

@@ -11,10 +11,12 @@ import gpu_worker.service
 from dispatcher import model_dispatcher
 from dispatcher.model_dispatcher import ModelDispatcher
 from streams import messages, subjects, topology
+from streams.accounts.access import UserClass
 from streams.broker import declaration
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.messages import Heartbeat, Request
 from streams.subjects import PoolKey, Priority
+from tests.support.accounts_server import connect, process_files, worker_pins
 from tests.support.eventually import eventually
 from tests.support.services import (
     BrokerClient,
@@ -38,7 +40,6 @@ async def a_bad_worker(c: BrokerClient) -> AsyncIterator[list[int]]:
     """It announces room, and gives back everything that it gets; yields which deliveries."""
     pool = PoolKey("mock", "1", Priority.STANDARD)
     consumer = topology.work_consumer(pool, 5)
-    await declaration.declare_consumer(c.broker, topology.WORK, consumer)
     assert consumer.durable_name
     seen: list[int] = []
 
@@ -46,11 +47,14 @@ async def a_bad_worker(c: BrokerClient) -> AsyncIterator[list[int]]:
         seen.append(delivery.num_delivered)
         tasks.create_task(delivery.nak())
 
-    pull = PullLoop(c.broker, topology.WORK, consumer.durable_name, lambda: 1, take)
     beat = Heartbeat("bad", "mock", "1", 4, 1000, 0, 0, 4, 1000, 0, 0.0)
-    async with asyncio.TaskGroup() as tasks:
+    url, pins = c.broker.url, worker_pins("bad", ["mock"])
+    files = process_files(url, UserClass.WORKER, "bad", pins)
+    async with connect(url, files=files) as broker, asyncio.TaskGroup() as tasks:
+        await declaration.declare_consumer(broker, topology.WORK, consumer)
+        pull = PullLoop(broker, topology.WORK, consumer.durable_name, lambda: 1, take)
         pulling = tasks.create_task(pull.run())
-        await c.broker.publish(subjects.fleet("mock", "bad"), beat.pack())
+        await broker.publish(subjects.fleet("mock", "bad"), beat.pack())
         yield seen
         pulling.cancel()
 
