@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import request_queue, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
-from tests.support.accounts_server import connect, process_settings, worker_pins
+from tests.support.accounts_server import connect, process_files, process_settings, worker_pins
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 
 ROUTE = "test"
@@ -255,6 +255,14 @@ def command_settings(
     """Settings of a command: where the broker is, and credentials of an operator."""
     creds = process_settings(nats_url, user_class, str(user_class))
     return {"nats": nats_url, **creds, **settings}
+
+
+def connect_worker(
+    nats_url: str, worker: str, models: Sequence[str] = ("mock",)
+) -> AbstractAsyncContextManager[Broker]:
+    """A connection by which a test plays a worker."""
+    files = process_files(nats_url, UserClass.WORKER, worker, worker_pins(worker, models))
+    return connect(nats_url, worker, files)
 
 
 def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:

@@ -11,16 +11,15 @@ import gpu_worker.service
 from dispatcher import model_dispatcher
 from dispatcher.model_dispatcher import ModelDispatcher
 from streams import messages, subjects, topology
-from streams.accounts.access import UserClass
 from streams.broker import declaration
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.messages import Heartbeat, Request
 from streams.subjects import PoolKey, Priority
-from tests.support.accounts_server import connect, process_files, worker_pins
 from tests.support.eventually import eventually
 from tests.support.services import (
     BrokerClient,
     broker_client,
+    connect_worker,
     dispatcher_settings,
     running,
     worker_settings,
@@ -48,9 +47,7 @@ async def a_bad_worker(c: BrokerClient) -> AsyncIterator[list[int]]:
         tasks.create_task(delivery.nak())
 
     beat = Heartbeat("bad", "mock", "1", 4, 1000, 0, 0, 4, 1000, 0, 0.0)
-    url, pins = c.broker.url, worker_pins("bad", ["mock"])
-    files = process_files(url, UserClass.WORKER, "bad", pins)
-    async with connect(url, files=files) as broker, asyncio.TaskGroup() as tasks:
+    async with connect_worker(c.broker.url, "bad") as broker, asyncio.TaskGroup() as tasks:
         await declaration.declare_consumer(broker, topology.WORK, consumer)
         pull = PullLoop(broker, topology.WORK, consumer.durable_name, lambda: 1, take)
         pulling = tasks.create_task(pull.run())

@@ -10,15 +10,15 @@ from structlog.testing import capture_logs
 
 from gpu_worker.drain_controller import DrainController
 from streams import signals, subjects, topology
-from streams.accounts.access import UserClass
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoreRefused, StreamMissing
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.coordination import signal_handler
 from streams.coordination.signal_handler import SignalHandler
 from streams.topology import Scale
-from tests.support.accounts_server import connect, process_files
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
+from tests.support.services import connect_worker
 
 CANCEL, LAST = subjects.cancel("acme", "0a"), subjects.cancel("acme", "ff")
 NOTE = subjects.attempts("acme", "0a")  # a worker may write and read it
@@ -70,8 +70,8 @@ async def test_what_a_deputy_sends_is_no_signal(
     """
     monkeypatch.setattr(signal_handler, "LOG_SECONDS", 0.0)
     async with (
-        connect(nats_url, files=process_files(nats_url, UserClass.WORKER, "w1")) as worker,
-        connect(nats_url, files=process_files(nats_url, UserClass.WORKER, "w2")) as deputy,
+        connect_worker(nats_url, "w1") as worker,
+        connect_worker(nats_url, "w2") as deputy,
     ):
         found, drain = await listen(worker), DrainController(worker, "w1")
         await drain.listen()
