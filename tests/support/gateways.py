@@ -24,7 +24,6 @@ from streams.accounts.access import UserClass
 from streams.base_settings import TenantSettings
 from streams.broker.countdown import running_timeout
 from tests.support.accounts_server import connect as connect_nats
-from tests.support.accounts_server import process_settings
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
 from tests.support.services import (
@@ -32,6 +31,7 @@ from tests.support.services import (
     always,
     dispatcher_settings,
     running,
+    service_settings,
     worker_settings,
 )
 
@@ -298,8 +298,8 @@ _ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days"}
 
 
 def gateway_settings(nats_url: str, **settings: Any) -> GatewaySettings:
-    creds = process_settings(nats_url, UserClass.GATEWAY, "gateway")
-    return GatewaySettings(nats=nats_url, **{"port": free_port(), **creds, **settings})
+    own = {"port": free_port(), **settings}
+    return GatewaySettings(**service_settings(nats_url, UserClass.GATEWAY, **own))
 
 
 @asynccontextmanager

@@ -265,18 +265,24 @@ def connect_worker(
     return connect(nats_url, worker, files)
 
 
+def service_settings(
+    nats_url: str, user_class: UserClass, models: Sequence[str] = (), **settings: Any
+) -> dict[str, Any]:
+    """Settings of a service: where the broker is, and credentials of this process alone."""
+    told = {"id": new_id(), **settings}
+    pins = worker_pins(told["id"], models) if models else None
+    creds = process_settings(nats_url, user_class, told["id"], pins)
+    return {"nats": nats_url, **creds, **told}
+
+
 def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:
-    creds = process_settings(nats_url, UserClass.ADMIN, "admin")
-    return AdminSettings(nats=nats_url, **{**creds, **settings})
+    return AdminSettings(**service_settings(nats_url, UserClass.ADMIN, **settings))
 
 
 def dispatcher_settings(nats_url: str, **settings: Any) -> DispatcherSettings:
-    creds = process_settings(nats_url, UserClass.DISPATCHER, "dispatcher")
-    return DispatcherSettings(nats=nats_url, **{**creds, **settings})
+    return DispatcherSettings(**service_settings(nats_url, UserClass.DISPATCHER, **settings))
 
 
 def worker_settings(nats_url: str, **settings: Any) -> WorkerSettings:
-    told = {"model": ("mock",), "id": new_id(), **settings}
-    pins = worker_pins(told["id"], told["model"])
-    creds = process_settings(nats_url, UserClass.WORKER, told["id"], pins)
-    return WorkerSettings(nats=nats_url, **{**creds, **told})
+    told = {"model": ("mock",), **settings}
+    return WorkerSettings(**service_settings(nats_url, UserClass.WORKER, told["model"], **told))
