@@ -59,11 +59,7 @@ class ServiceProcess:
 
 @contextmanager
 def service_process(
-    command: str,
-    nats_url: str,
-    log: Path,
-    environment: Mapping[str, str] = MappingProxyType({}),
-    **settings: Any,
+    command: str, nats_url: str, log: Path, **settings: Any
 ) -> Iterator[ServiceProcess]:
     """One service with a user of its own; killed at the end if it has not ended.
 
@@ -72,7 +68,7 @@ def service_process(
     named = {"id": new_id(), **settings}
     pins = worker_pins(named["id"], [named["model"]]) if command == UserClass.WORKER else None
     creds = process_settings(nats_url, UserClass(command), named["id"], pins)
-    service = ServiceProcess(command, log, {"nats": nats_url, **creds, **named}, environment)
+    service = ServiceProcess(command, log, {"nats": nats_url, **creds, **named})
     try:
         yield service
     finally:

@@ -265,6 +265,12 @@ def connect_worker(
     return connect(nats_url, worker, files)
 
 
+def connect_operator(nats_url: str) -> AbstractAsyncContextManager[Broker]:
+    """A connection by which a test plays an operator's command."""
+    files = process_files(nats_url, UserClass.OPERATOR, "operator")
+    return connect(nats_url, "operator", files)
+
+
 def service_settings(
     nats_url: str, user_class: UserClass, models: Sequence[str] = (), **settings: Any
 ) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from streams import subjects, topology
+from streams.accounts.access import UserClass
 from streams.broker import clock_sync, declaration
 from streams.broker.clock_sync import sample_once
 from streams.errors import BrokerUnavailable
@@ -21,8 +22,8 @@ from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, register
 from tests.support.ports import free_port
-from tests.support.service_process import service_process
-from tests.support.services import MAX_QUEUED
+from tests.support.service_process import ServiceProcess
+from tests.support.services import MAX_QUEUED, service_settings
 
 HOUR = 3600
 DEAD = "infer.dead.acme.m"
@@ -81,8 +82,9 @@ async def hours_apart(nats_url: str, logs: Path) -> AsyncIterator[RunningGateway
     with ExitStack() as stack:
         for kind, (off, settings) in own.items():
             environment = {"PYTHONPATH": path, "WALL_CLOCK_OFF": str(off)}
-            log = logs / f"{kind}.log"
-            stack.enter_context(service_process(kind, nats_url, log, environment, **settings))
+            told = service_settings(nats_url, UserClass(kind), ["mock"], **settings)
+            service = ServiceProcess(kind, logs / f"{kind}.log", told, environment)
+            stack.callback(service.kill)
         gateway = RunningGateway(port, asyncio.Event())
         await eventually(gateway.is_ready, 60)
         yield gateway
