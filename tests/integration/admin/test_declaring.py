@@ -14,10 +14,11 @@ from registry.kv_view import BucketMissing
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants
 from streams import subjects, topology
+from streams.accounts.access import UserClass
 from streams.broker.broker_client import Broker
 from streams.coordination.lease_bucket import STREAM, key_subject
 from streams.messages import StreamReport
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, process_files
 from tests.support.admins import running_admin
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, cell, gateway_settings
@@ -136,8 +137,9 @@ async def test_a_service_without_an_admin_service_says_what_to_start(
 
 async def test_a_service_waits_for_the_admin_service(nats_url: str) -> None:
     """All of a cell start at once, in any order."""
+    files = process_files(nats_url, UserClass.ADMIN, "listener")
     async with running(dispatcher.service, dispatcher_settings(nats_url)):
-        async with connect(nats_url, "test") as broker:
+        async with connect(nats_url, "listener", files) as broker:
             asked = asyncio.Event()
 
             async def on_request(_: object) -> None:
