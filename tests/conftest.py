@@ -10,7 +10,7 @@ import structlog
 from hypothesis import settings
 
 from gpu_worker.engines import openmp_runtime
-from tests.support.accounts_server import AccountsServer
+from tests.support.accounts_server import AccountsServer, unguard
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine-design.md,
@@ -43,6 +43,7 @@ def nats_server(tmp_path: Path) -> Iterator[AccountsServer]:
 def guarded(server: AccountsServer) -> Iterator[AccountsServer]:
     yield server
     server.kill()
+    unguard(server.url)
     assert server.violations() == []
 
 

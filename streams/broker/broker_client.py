@@ -116,14 +116,25 @@ class Broker(ReconnectingClient):
                 f"NATS at {self.url} has a max_payload of {self.max_payload} bytes: set it to "
                 f"1MB, or to {MIN_MAX_PAYLOAD} at least"
             )
-        try:
-            answer = await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)
-        except nats.errors.NoRespondersError:
-            raise self._no_jetstream() from None
-        except (nats.errors.Error, TimeoutError, OSError):
-            return  # it is not known: the first call will tell
-        if orjson.loads(answer.data).get("error", {}).get("err_code") in _NO_JETSTREAM:
+        answer = await self._ask_about_jetstream()
+        if orjson.loads(answer or b"{}").get("error", {}).get("err_code") in _NO_JETSTREAM:
             raise self._no_jetstream()
+
+    async def _ask_about_jetstream(self) -> bytes | None:
+        """Return the answer to `$JS.API.INFO`; None if there is none, so that the first call tells.
+
+        A server that has just started lets a user in before it has all that his account imports.
+        """
+        for seconds in _READ_SECONDS:
+            try:
+                return (await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)).data
+            except nats.errors.NoRespondersError:
+                if not self._user_class:
+                    break
+                await asyncio.sleep(seconds)
+            except (nats.errors.Error, TimeoutError, OSError):
+                return None
+        raise self._no_jetstream()
 
     def _no_jetstream(self) -> BrokerMisconfigured:
         return BrokerMisconfigured(

@@ -8,19 +8,22 @@ any process may, and what the admin service may.
 import re
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import nats
+from nats.aio.client import Client
+
 from streams.accounts.access import UserClass, rights_of
 from streams.accounts.cell_directory import CellDirectory
 from streams.accounts.claims import EVERYTHING, AccountState, account_claims
 from streams.accounts.claims_token import encode
-from streams.accounts.credentials_file import write_credentials
-from streams.accounts.minting import Mint, NewUser
+from streams.accounts.credentials_file import UserCredentials, write_credentials
+from streams.accounts.minting import Mint, NewUser, sign_tenant_user
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import JETSTREAM_API, Pins, Right
 from streams.accounts.server_configuration import AccountsBlock, node_configuration
@@ -30,7 +33,9 @@ from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.subjects import token
 from tests.support.nats_server import NatsServer
 
-_VIOLATION = re.compile(r"\] (?:\S+ - cid:\d+ - )?.*?((?:Publish|Subscription) Violation.*)")
+_VIOLATION = re.compile(r".*(?:Publish|Subscription) Violation.*")
+_OBSERVERS = "OBSERVERS"
+PRODUCER = "acme"  # the tenant that publishes to NATS itself
 _guarded_ports: set[int | None] = set()
 _home = tempfile.TemporaryDirectory(prefix="millstream-cell-")  # gone when the tests end
 
@@ -46,13 +51,18 @@ class AccountsServer(NatsServer):
         guard(self.url)
 
     def violations(self) -> list[str]:
-        """What users have tried that they may not, as the server has logged it."""
+        """What users have tried that they may not: lines of the log with who and on what."""
         return _VIOLATION.findall((self.store / "server.log").read_text(errors="replace"))
 
 
 def guard(url: str) -> None:
     """Note that an address, as that of a proxy, leads to a server with accounts."""
     _guarded_ports.add(urlsplit(url).port)
+
+
+def unguard(url: str) -> None:
+    """Forget an address, at which a later test may have a server without accounts."""
+    _guarded_ports.discard(urlsplit(url).port)
 
 
 def process_files(
@@ -63,6 +73,12 @@ def process_files(
         return NO_FILES
     user = f"{user_class}-{token(name)}"
     return ConnectionFiles(creds=_cell().add_user(user, user_class, pins or Pins(id=name)))
+
+
+def worker_pins(worker: str, models: Iterable[str]) -> Pins:
+    """Pins of a worker of these models, each NAME or NAME@VERSION as in its settings."""
+    parts = (model.partition("@") for model in models)
+    return Pins(worker, tuple((name, version or "*") for name, _, version in parts))
 
 
 def observer_files(url: str) -> ConnectionFiles:
@@ -87,23 +103,40 @@ def connect(
     return broker_client.connect(url, name, files or observer_files(url))
 
 
+@asynccontextmanager
+async def producer_client(url: str) -> AsyncIterator[Client]:
+    """A program of the tenant that publishes to NATS itself."""
+    user = _producer_credentials()
+    client = await nats.connect(url, user_jwt_cb=user.user_jwt, signature_cb=user.sign_nonce)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
 @cache
 def _cell() -> CellDirectory:
     return CellDirectory.create(Path(_home.name), shards=1)
 
 
 @cache
-def _observer() -> tuple[AccountState, KeyPair]:
+def _account(name: str) -> tuple[AccountState, KeyPair]:
+    """An account that the cell's own keys know nothing of."""
     key = KeyPair.generate(KeyKind.ACCOUNT)
-    return AccountState("OBSERVERS", key.public, issued_at=int(time.time())), key
+    return AccountState(name, key.public, issued_at=int(time.time())), key
 
 
 @cache
 def _observed_accounts() -> AccountsBlock:
-    block, mint, (state, _) = _cell().accounts_block(), _cell().mint(), _observer()
-    imports = [mint.import_right(right, state) for right in _observed(mint)]
-    claims = encode(account_claims(state, (), imports), mint.operator)
-    return replace(block, accounts={**block.accounts, state.public: claims})
+    """The cell's accounts, the observer's, and the producer's."""
+    block, mint = _cell().accounts_block(), _cell().mint()
+    (observer, _), (producer, _) = _account(_OBSERVERS), _account(PRODUCER)
+    imports = [mint.import_right(right, observer) for right in _observed(mint)]
+    claims = {
+        observer.public: encode(account_claims(observer, (), imports), mint.operator),
+        producer.public: mint.tenant_token(PRODUCER, producer),
+    }
+    return replace(block, accounts={**block.accounts, **claims})
 
 
 def _observed(mint: Mint) -> Iterator[Right]:
@@ -137,9 +170,16 @@ def _covers(other: Right, right: Right) -> bool:
 
 @cache
 def _observer_credentials() -> Path:
-    state, key = _observer()
+    state, key = _account(_OBSERVERS)
     user = NewUser(UserClass.ADMIN, "observer", KeyPair.generate(KeyKind.USER))
     made = user.sign(state.public, key, time.time(), permissions=EVERYTHING)
     file = Path(_home.name) / "observer.creds"
     write_credentials(file, made)
     return file
+
+
+@cache
+def _producer_credentials() -> UserCredentials:
+    state, key = _account(PRODUCER)
+    user = NewUser(UserClass.TENANT, PRODUCER, KeyPair.generate(KeyKind.USER))
+    return sign_tenant_user(user, state.public, key, time.time())

@@ -24,7 +24,6 @@ from streams.accounts.access import UserClass
 from streams.base_settings import TenantSettings
 from streams.broker.countdown import running_timeout
 from tests.support.accounts_server import connect as connect_nats
-from tests.support.accounts_server import process_settings
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
 from tests.support.services import (
@@ -32,6 +31,7 @@ from tests.support.services import (
     always,
     dispatcher_settings,
     running,
+    service_settings,
     worker_settings,
 )
 
@@ -307,6 +307,11 @@ def _dumps(body: object) -> bytes:
 _ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days", "files_bytes"}
 
 
+def gateway_settings(nats_url: str, **settings: Any) -> GatewaySettings:
+    own = {"port": free_port(), **settings}
+    return GatewaySettings(**service_settings(nats_url, UserClass.GATEWAY, **own))
+
+
 @asynccontextmanager
 async def gateways(
     nats_url: str, count: int = 1, *, tls: ssl.SSLContext | None = None, **settings: Any
@@ -322,8 +327,7 @@ async def gateways(
         await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
         for _ in range(count):
-            creds = process_settings(nats_url, UserClass.GATEWAY, "gateway")
-            made = GatewaySettings(nats=nats_url, port=free_port(), **{**creds, **settings})
+            made = gateway_settings(nats_url, **settings)
             stop = await stack.enter_async_context(running(gateway.service, made))
             found.append(RunningGateway(made.port, stop, tls))
         for each in found:

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from streams.base_settings import ENV_PREFIX
+from streams.accounts.access import UserClass
+from streams.base_settings import ENV_PREFIX, new_id
+from tests.support.accounts_server import process_settings, worker_pins
 
 
 class ServiceProcess:
@@ -59,8 +61,14 @@ class ServiceProcess:
 def service_process(
     command: str, nats_url: str, log: Path, **settings: Any
 ) -> Iterator[ServiceProcess]:
-    """One service; killed at the end if it has not ended."""
-    service = ServiceProcess(command, log, {"nats": nats_url, **settings})
+    """One service with a user of its own; killed at the end if it has not ended.
+
+    Settings that are lists have one value.
+    """
+    named = {"id": new_id(), **settings}
+    pins = worker_pins(named["id"], [named["model"]]) if command == UserClass.WORKER else None
+    creds = process_settings(nats_url, UserClass(command), named["id"], pins)
+    service = ServiceProcess(command, log, {"nats": nats_url, **creds, **named})
     try:
         yield service
     finally:
@@ -70,5 +78,5 @@ def service_process(
 @contextmanager
 def worker_process(nats_url: str, log: Path, **settings: Any) -> Iterator[ServiceProcess]:
     """A worker of the mock model."""
-    with service_process("worker", nats_url, log, model='["mock"]', **settings) as service:
+    with service_process("worker", nats_url, log, model="mock", **settings) as service:
         yield service

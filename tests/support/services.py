@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,6 @@ from registry.models import Model, Version, mock_model
 from registry.store import Registry
 from streams import messages, prefix_hashes, subjects, topology
 from streams.accounts.access import UserClass
-from streams.accounts.rights import Pins
 from streams.base_settings import new_id
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
@@ -29,7 +28,7 @@ from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import request_queue, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
-from tests.support.accounts_server import connect, process_settings
+from tests.support.accounts_server import connect, process_files, process_settings, worker_pins
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 
 ROUTE = "test"
@@ -251,14 +250,44 @@ def always() -> bool:
     return True
 
 
+def command_settings(
+    nats_url: str, user_class: UserClass = UserClass.OPERATOR, **settings: Any
+) -> dict[str, Any]:
+    """Settings of a command: where the broker is, and credentials of an operator."""
+    creds = process_settings(nats_url, user_class, str(user_class))
+    return {"nats": nats_url, **creds, **settings}
+
+
+def connect_worker(
+    nats_url: str, worker: str, models: Sequence[str] = ("mock",)
+) -> AbstractAsyncContextManager[Broker]:
+    """A connection by which a test plays a worker."""
+    files = process_files(nats_url, UserClass.WORKER, worker, worker_pins(worker, models))
+    return connect(nats_url, worker, files)
+
+
+def connect_operator(nats_url: str) -> AbstractAsyncContextManager[Broker]:
+    """A connection by which a test plays an operator's command."""
+    files = process_files(nats_url, UserClass.OPERATOR, "operator")
+    return connect(nats_url, "operator", files)
+
+
+def service_settings(
+    nats_url: str, user_class: UserClass, models: Sequence[str] = (), **settings: Any
+) -> dict[str, Any]:
+    """Settings of a service: where the broker is, and credentials of this process alone."""
+    told = {"id": new_id(), **settings}
+    pins = worker_pins(told["id"], models) if models else None
+    creds = process_settings(nats_url, user_class, told["id"], pins)
+    return {"nats": nats_url, **creds, **told}
+
+
 def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:
-    creds = process_settings(nats_url, UserClass.ADMIN, "admin")
-    return AdminSettings(nats=nats_url, **{**creds, **settings})
+    return AdminSettings(**service_settings(nats_url, UserClass.ADMIN, **settings))
 
 
 def dispatcher_settings(nats_url: str, **settings: Any) -> DispatcherSettings:
-    creds = process_settings(nats_url, UserClass.DISPATCHER, "dispatcher")
-    return DispatcherSettings(nats=nats_url, **{**creds, **settings})
+    return DispatcherSettings(**service_settings(nats_url, UserClass.DISPATCHER, **settings))
 
 
 def jobs_settings(nats_url: str, **settings: Any) -> JobsSettings:
@@ -267,9 +296,5 @@ def jobs_settings(nats_url: str, **settings: Any) -> JobsSettings:
 
 
 def worker_settings(nats_url: str, **settings: Any) -> WorkerSettings:
-    told = {"model": ("mock",), "id": new_id(), **settings}
-    pools = tuple(
-        (model.partition("@")[0], model.partition("@")[2] or "*") for model in told["model"]
-    )
-    creds = process_settings(nats_url, UserClass.WORKER, told["id"], Pins(told["id"], pools))
-    return WorkerSettings(nats=nats_url, **{**creds, **told})
+    told = {"model": ("mock",), **settings}
+    return WorkerSettings(**service_settings(nats_url, UserClass.WORKER, told["model"], **told))

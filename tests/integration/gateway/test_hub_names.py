@@ -4,12 +4,13 @@ import json
 from urllib.parse import quote
 
 import pytest
+from nats.aio.msg import Msg
 
 from registry.models import Version, mock_model
 from registry.store import Registry
 from streams import subjects
 from streams.subjects import Lane, Priority
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, producer_client
 from tests.support.eventually import eventually
 from tests.support.gateways import QUICK, cell_with_model
 
@@ -39,7 +40,8 @@ async def test_producers_and_aliases_have_such_names_too(nats_url: str) -> None:
     """A producer writes the name into a subject, an alias into a key of the registry."""
     async with (
         cell_with_model(nats_url, mock_model(NAME, **QUICK)) as gateway,
-        connect(nats_url, "producer") as broker,
+        connect(nats_url, "test") as broker,
+        producer_client(nats_url) as producer,
     ):
         registry = await Registry.open(broker)
         await registry.set_alias(NAME.lower(), NAME)
@@ -50,11 +52,11 @@ async def test_producers_and_aliases_have_such_names_too(nats_url: str) -> None:
         subject = subjects.request(lane).replace(".request.", ".submit.")
         heard: list[bytes] = []
 
-        async def collect(msg: object) -> None:
-            heard.append(msg.data)  # type: ignore[attr-defined]
+        async def collect(msg: Msg) -> None:
+            heard.append(msg.data)
 
-        await broker.subscribe("infer.reply.acme.here.>", collect)
+        await producer.subscribe("infer.reply.acme.here.>", cb=collect)
         packed = json.dumps({"prompt": "hello", "max_tokens": 2}).encode()
         headers = {"Content-Type": "application/json", "Route": "here"}
-        await broker.store(subject, packed, headers)
+        await producer.jetstream().publish(subject, packed, headers=headers)
         await eventually(lambda: any(b"done" in each for each in heard))

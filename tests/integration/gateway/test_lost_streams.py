@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from nats.js.errors import NotFoundError
 
 import dispatcher.service
 import gpu_worker.service
@@ -30,7 +31,11 @@ async def operator(nats_url: str) -> AsyncIterator[Broker]:
 
 
 async def exists(broker: Broker, stream: str) -> bool:
-    return stream in {info.config.name for info in await broker.js.streams_info()}
+    try:
+        await broker.js.stream_info(stream)
+    except NotFoundError:
+        return False
+    return True
 
 
 async def edit(broker: Broker, stream: str, **changes: Any) -> None:

@@ -14,6 +14,7 @@ import gateway.service as gateway_service
 from gateway.settings import GatewaySettings
 from millstream_client import Client, KeyRevoked
 from registry.credentials.keys import BUCKET
+from streams.accounts.access import UserClass
 from streams.base_settings import TenantSettings
 from streams.broker.broker_client import StreamMissing
 from streams.records.key_use import read_last_uses
@@ -22,6 +23,7 @@ from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, HttpResponse, RunningGateway, cell, gateways, tenants
 from tests.support.keys import PEPPER, Operator, operator, pepper_file
+from tests.support.services import command_settings
 
 SLOW = {"itl_ms": 20}
 
@@ -281,7 +283,8 @@ async def test_a_weak_key_opens_no_gateway_to_strangers(nats_url: str, key: str)
     """It does not start, and says which key it is without telling it."""
     async with gateways(nats_url, tenants={"acme": TenantSettings(keys=(key,))}) as (gateway,):
         assert (await answer(gateway, key)).status == 200
-    settings = GatewaySettings(nats=nats_url, host="0.0.0.0", port=0)
+    told = command_settings(nats_url, UserClass.GATEWAY)
+    settings = GatewaySettings(**told, host="0.0.0.0", port=0)
     with pytest.raises(gateway_service.WeakKeys, match="of tenant 'acme'.*0.0.0.0") as raised:
         await gateway_service.run(settings, asyncio.Event())
     assert key not in str(raised.value)

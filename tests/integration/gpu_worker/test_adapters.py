@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgpack
-import nats
 from nats.aio.msg import Msg
 
 import dispatcher.service
@@ -18,7 +17,7 @@ from registry.store import Registry
 from streams import messages, subjects, topology
 from streams.messages import AdapterRef, LedgerRecord
 from tests.engine import lora_adapters, tiny_models
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, producer_client
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways, text_of
 from tests.support.services import always, dispatcher_settings, running, worker_settings
@@ -122,18 +121,18 @@ async def test_an_adapter_is_asked_for_by_name_at_every_door(nats_url: str, tmp_
 
 async def produced(nats_url: str, model: str) -> str:
     """What a producer gets."""
-    client = await nats.connect(nats_url)
     records: list[dict[str, str]] = []
 
     async def on_reply(msg: Msg) -> None:
         records.append(msgpack.unpackb(msg.data))
 
-    await client.subscribe("infer.reply.acme.bar.>", cb=on_reply)
     body = {"prompt": PROMPT, "max_tokens": COUNT, "temperature": 0}
     subject = f"infer.submit.acme.{subjects.escape(model)}.standard"
-    await client.jetstream().publish(subject, json.dumps(body).encode(), headers={"Route": "bar"})
-    await eventually(lambda: bool(records) and records[-1]["type"] == "done")
-    await client.close()
+    async with producer_client(nats_url) as client:
+        await client.subscribe("infer.reply.acme.bar.>", cb=on_reply)
+        packed = json.dumps(body).encode()
+        await client.jetstream().publish(subject, packed, headers={"Route": "bar"})
+        await eventually(lambda: bool(records) and records[-1]["type"] == "done")
     return "".join(record["text"] for record in records if record["type"] == "chunk")
 
 

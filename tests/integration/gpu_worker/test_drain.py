@@ -23,6 +23,7 @@ from tests.support.eventually import eventually
 from tests.support.services import (
     BrokerClient,
     broker_client,
+    command_settings,
     dispatcher_settings,
     running,
     worker_settings,
@@ -115,7 +116,7 @@ def worker_of(c: BrokerClient, request: str) -> str:
 
 
 async def drained(nats_url: str, worker: str, within: float) -> None:
-    settings = DrainSettings(nats=nats_url, worker=worker, within=within)
+    settings = DrainSettings(**command_settings(nats_url), worker=worker, within=within)
     await drain.run(settings, asyncio.Event())
 
 

@@ -15,6 +15,7 @@ from gpu_worker.engines.driver import EngineCrashed
 from gpu_worker.engines.engine import Output
 from gpu_worker.engines.mock import MockEngine
 from streams import topology
+from tests.support.accounts_server import guard
 from tests.support.eventually import eventually
 from tests.support.service_process import ServiceProcess, worker_process
 from tests.support.services import (
@@ -197,7 +198,8 @@ async def test_a_worker_that_is_cut_off_stops_computing_and_comes_back(
     monkeypatch.setattr(MockEngine, "load", load)
     async with aclosing(StallingProxy(int(nats_url.rsplit(":", 1)[1]))) as link:
         await link.open()
-        lonely = worker_settings(f"nats://127.0.0.1:{link.port}", id="w1", **HASTY)
+        guard(url := f"nats://127.0.0.1:{link.port}")
+        lonely = worker_settings(url, id="w1", **HASTY)
         async with (
             broker_client(nats_url) as c,
             running(dispatcher.service, dispatcher_settings(nats_url)),

@@ -14,6 +14,7 @@ from millstream.keys.commands import bootstrap
 from millstream.keys.settings import BootstrapSettings
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.keys import operator, pepper_file
+from tests.support.services import command_settings
 
 STOP = asyncio.Event()
 
@@ -46,7 +47,7 @@ async def test_the_first_key_opens_everything_and_is_shown_once(
     """Over NATS without a key, or with the service's own, as in the data directory of `up`."""
     (tmp_path / "key").write_text(ADMIN_KEY)
     by_http = {"admin": client.url, "admin_key_file": tmp_path / "key"}
-    first = await made(capsys, {"nats": nats_url} if door == "nats" else by_http)
+    first = await made(capsys, command_settings(nats_url) if door == "nats" else by_http)
     assert (first["tenant"], first["scopes"]) == ("operators", ["admin"])
     admin = HttpAdminClient(client.url, first["key"])
     (listed,) = (await admin.call("keys.list"))["data"]
@@ -58,7 +59,7 @@ async def test_a_second_one_is_made_by_force_alone(
     client: HttpAdminClient, nats_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first one stays; its id is told, so that one that was lost can be revoked."""
-    told = {"nats": nats_url}
+    told = command_settings(nats_url)
     first = await made(capsys, told)
     with pytest.raises(AdminRefused, match=f"{first['id']}.*--force") as refused:
         await made(capsys, told)
@@ -72,7 +73,7 @@ async def test_a_key_that_works_no_more_stands_in_nobodys_way(
     client: HttpAdminClient, nats_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Revoked, expired or sealed under a pepper that was lost; nor does one of another scope."""
-    first = await made(capsys, {"nats": nats_url})
+    first = await made(capsys, command_settings(nats_url))
     await client.call("keys.revoke", id=first["id"])
     await client.call("keys.create", tenant="operators", scopes=["operator"])
     async with operator(nats_url) as op:
@@ -80,7 +81,7 @@ async def test_a_key_that_works_no_more_stands_in_nobodys_way(
         _, record = await op.create(scopes=("infer",))
         lost = record.model_copy(update={"scopes": ("admin",), "pepper": "00000000"})
         await op.keys.create(lost)
-    second = await made(capsys, {"nats": nats_url})
+    second = await made(capsys, command_settings(nats_url))
     assert second["id"] != first["id"]
 
 
@@ -88,7 +89,7 @@ async def test_people_are_shown_the_key_and_nothing_else_has_it(
     client: HttpAdminClient, nats_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On a line of its own, to be copied."""
-    await bootstrap(BootstrapSettings.model_validate({"nats": nats_url}), STOP)
+    await bootstrap(BootstrapSettings.model_validate(command_settings(nats_url)), STOP)
     key, sentence, *_ = capsys.readouterr().out.splitlines()
     assert (await HttpAdminClient(client.url, key).call("models.list"))["data"] == []
     assert "it is not shown again" in sentence

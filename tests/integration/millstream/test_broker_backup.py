@@ -62,6 +62,15 @@ async def client_of(url: str) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
+def nats_url(tmp_path: Path) -> Iterator[str]:
+    """A broker without accounts: streams of others' making are backed up and restored as well."""
+    (tmp_path / "nats").mkdir()
+    server = NatsServer(tmp_path / "nats")
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture
 def other_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A broker without streams."""
     (tmp_path / "other").mkdir()

@@ -26,6 +26,7 @@ from tests.support.eventually import eventually
 from tests.support.services import (
     BrokerClient,
     broker_client,
+    command_settings,
     dispatcher_settings,
     running,
     worker_settings,
@@ -65,13 +66,15 @@ async def a_letter(c: BrokerClient, *, tenant: str = "acme", model: str = "mock"
 
 
 def changing(nats_url: str, **chosen: Any) -> DeadChangeSettings:
-    return DeadChangeSettings(nats=nats_url, **chosen)
+    return DeadChangeSettings(**command_settings(nats_url), **chosen)
 
 
 async def listed(capsys: pytest.CaptureFixture[str], nats_url: str, **chosen: Any) -> Any:
     """What `dead list --json` prints."""
     capsys.readouterr()
-    await commands.list_letters(DeadListSettings(nats=nats_url, as_json=True, **chosen), STOP)
+    await commands.list_letters(
+        DeadListSettings(**command_settings(nats_url), as_json=True, **chosen), STOP
+    )
     return json.loads(capsys.readouterr().out)
 
 
@@ -90,7 +93,7 @@ async def test_a_letter_is_listed_with_who_when_and_why(
             other.name
         ]
         assert await listed(capsys, nats_url, since=0) == []
-        await commands.list_letters(DeadListSettings(nats=nats_url), STOP)
+        await commands.list_letters(DeadListSettings(**command_settings(nats_url)), STOP)
         text = capsys.readouterr().out
         assert "attempts_exhausted" in text
         assert "the [last] error" in text
@@ -102,9 +105,13 @@ async def test_a_letter_is_shown_whole_but_for_what_its_client_wrote(
     """An operator's terminal is no place for somebody else's prompt."""
     async with broker_client(nats_url) as c:
         letter = await a_letter(c)
-        await commands.show(DeadShowSettings(nats=nats_url, request_id=letter.name), STOP)
+        await commands.show(
+            DeadShowSettings(**command_settings(nats_url), request_id=letter.name), STOP
+        )
         text = capsys.readouterr().out
-        settings = DeadShowSettings(nats=nats_url, request_id=letter.name, as_json=True)
+        settings = DeadShowSettings(
+            **command_settings(nats_url), request_id=letter.name, as_json=True
+        )
         await commands.show(settings, STOP)
         facts = json.loads(capsys.readouterr().out)
         assert facts["payload"]["prompt_tokens"] == len(SECRET)
@@ -115,7 +122,9 @@ async def test_a_letter_is_shown_whole_but_for_what_its_client_wrote(
         assert not any(name.startswith("Nats-") for name in facts["headers"])
         assert SECRET not in text + json.dumps(facts)
         with pytest.raises(DeadLetterNotFound):
-            await commands.show(DeadShowSettings(nats=nats_url, request_id="none"), STOP)
+            await commands.show(
+                DeadShowSettings(**command_settings(nats_url), request_id="none"), STOP
+            )
 
 
 async def test_a_replay_is_a_new_request_and_happens_once(
@@ -220,7 +229,7 @@ async def test_work_that_nobody_can_read_is_shown_and_dropped_but_not_replayed(
         (row,) = await listed(capsys, nats_url)
         name = row["request_id"]
         assert (row["tenant"], row["reason"]) == ("unknown", "malformed")
-        await commands.show(DeadShowSettings(nats=nats_url, request_id=name), STOP)
+        await commands.show(DeadShowSettings(**command_settings(nats_url), request_id=name), STOP)
         assert "unreadable" in capsys.readouterr().out
         assert await commands.replay(changing(nats_url, request_id=name), STOP) == 1
         await commands.drop(changing(nats_url, request_id=name), STOP)

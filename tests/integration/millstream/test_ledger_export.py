@@ -30,6 +30,7 @@ from millstream.ledger.request_ids import INDEX_NAME, ExportedIds
 from millstream.ledger.segments import OPEN_NAME, SegmentsDamaged, list_segments
 from millstream.ledger.settings import ExportSettings
 from streams import messages, quota_windows, subjects, topology
+from streams.accounts.access import UserClass
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord, RefusalCounts
@@ -39,7 +40,7 @@ from streams.topology import Scale
 from streams.usage_accounts import Price, PriceEntry
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
-from tests.support.services import running
+from tests.support.services import command_settings, running
 
 COUNT = 60
 ACCEPTED = 1_793_600_000_000  # a moment of November 2026
@@ -207,8 +208,10 @@ async def test_a_killed_process_is_followed_by_another(
     broker: Broker, nats_url: str, tmp_path: Path
 ) -> None:
     """With SIGKILL, while the ledger is written: at the end each request is there once."""
-    command = ("-m", "millstream", "ledger", "export", str(tmp_path / "out"), "--nats", nats_url)
-    options = ("--segment-bytes", "2000", "--remove-after", "0")
+    told = command_settings(nats_url, UserClass.LEDGER)
+    broker_options = ("--nats", nats_url, "--nats-creds", str(told["nats_creds"]))
+    options = (*broker_options, "--segment-bytes", "2000", "--remove-after", "0")
+    command = ("-m", "millstream", "ledger", "export", str(tmp_path / "out"))
 
     written, is_done = itertools.count(), asyncio.Event()
 
@@ -291,9 +294,8 @@ async def test_a_service_exports_while_it_runs(
     broker: Broker, nats_url: str, tmp_path: Path
 ) -> None:
     """Segments are closed by age, and what they hold leaves the ledger."""
-    settings = ExportSettings(
-        nats=nats_url, directory=tmp_path, segment_seconds=0.1, remove_after=0.1
-    )
+    told = command_settings(nats_url, UserClass.LEDGER)
+    settings = ExportSettings(**told, directory=tmp_path, segment_seconds=0.1, remove_after=0.1)
 
     class Service:
         run = staticmethod(commands.export)

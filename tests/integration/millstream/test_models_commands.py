@@ -33,26 +33,28 @@ from tests.support.accounts_server import connect
 from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_json, write_model
 from tests.support.nats_server import NatsServer
 from tests.support.safetensors_files import write_adapter
-from tests.support.services import admin_settings, opened_registry, running
+from tests.support.services import admin_settings, command_settings, opened_registry, running
 
 STOP = asyncio.Event()
 CONFIG = config_of("llama", head_dim=3, num_hidden_layers=1)
 
 
 async def run_add(url: str, path: Path, **options: str) -> None:
-    await add(AddSettings.model_validate({"nats": url, "path": path, **options}), STOP)
+    await add(AddSettings.model_validate({**command_settings(url), "path": path, **options}), STOP)
 
 
 async def run_list(url: str, as_json: bool = False) -> None:
-    await list_models(ListSettings.model_validate({"nats": url, "json": as_json}), STOP)
+    await list_models(ListSettings.model_validate({**command_settings(url), "json": as_json}), STOP)
 
 
 async def run_show(url: str, name: str, as_json: bool = False) -> None:
-    await show(ShowSettings.model_validate({"nats": url, "name": name, "json": as_json}), STOP)
+    await show(
+        ShowSettings.model_validate({**command_settings(url), "name": name, "json": as_json}), STOP
+    )
 
 
 async def run_remove(url: str, name: str) -> None:
-    await remove(RemoveSettings.model_validate({"nats": url, "name": name}), STOP)
+    await remove(RemoveSettings.model_validate({**command_settings(url), "name": name}), STOP)
 
 
 @pytest.fixture
@@ -190,15 +192,17 @@ async def test_an_alias_is_set_and_moved(
     """To a model, then to one of its versions; never to what is not there."""
     await run_add(nats_url, files, name="m", version="1")
     for target in ("m", "m@1"):
-        told = {"nats": nats_url, "name": "chat", "target": target}
+        told = {**command_settings(nats_url), "name": "chat", "target": target}
         await set_alias(AliasSettings.model_validate(told), STOP)
         assert f"chat: {target}" in capsys.readouterr().out
     with pytest.raises(AdminRefused, match="'m@2' does not exist"):
         await set_alias(AliasSettings.model_validate({**told, "target": "m@2"}), STOP)
-    await list_aliases(ListSettings.model_validate({"nats": nats_url, "json": True}), STOP)
+    await list_aliases(
+        ListSettings.model_validate({**command_settings(nats_url), "json": True}), STOP
+    )
     alias = json.loads(capsys.readouterr().out)
     assert alias == {"name": "chat", "model": "m", "version": "1"}
-    await list_aliases(ListSettings.model_validate({"nats": nats_url}), STOP)
+    await list_aliases(ListSettings.model_validate({**command_settings(nats_url)}), STOP)
     assert "chat" in capsys.readouterr().out
 
 
@@ -370,7 +374,9 @@ async def test_what_a_server_may_do_at_once_can_change_and_where_it_is_cannot(
 
 
 async def run_add_remote(url: str, remote: str, **options: str) -> None:
-    await add(AddSettings.model_validate({"nats": url, "remote": remote, **options}), STOP)
+    await add(
+        AddSettings.model_validate({**command_settings(url), "remote": remote, **options}), STOP
+    )
 
 
 async def run_check(

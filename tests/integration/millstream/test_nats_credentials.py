@@ -131,7 +131,7 @@ async def test_a_cell_serves_over_tls_with_a_user_for_each_process(
         "admin": {"api_key": API_KEY},
         "gateway": {"port": port},
         "dispatcher": {},
-        "worker": {"model": '["mock"]'},
+        "worker": {"model": "mock"},
     }
     with ExitStack() as stack:
         services = {

@@ -17,6 +17,7 @@ from registry.price_book import PriceBook
 from streams.usage_accounts import Price
 from tests.support.accounts_server import connect
 from tests.support.admins import ADMIN_KEY, running_admin
+from tests.support.services import command_settings
 
 STOP = asyncio.Event()
 
@@ -32,7 +33,7 @@ async def door(
             record = mock_model("org/m").model_dump(mode="json")
             await client.call("models.put", name="org/m", model=record)
             by_http = {"admin": client.url, "admin_key_file": tmp_path / "key"}
-            yield by_http if request.param == "http" else {"nats": nats_url}
+            yield by_http if request.param == "http" else command_settings(nats_url)
 
 
 async def enter(door: dict[str, Any], prompt: str, completion: str, **others: str) -> None:

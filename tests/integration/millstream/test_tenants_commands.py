@@ -16,6 +16,7 @@ from millstream.tenants.settings import ListTenantsSettings, RemoveTenantSetting
 from streams.base_settings import TenantSettings
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.ports import free_port
+from tests.support.services import command_settings
 
 STOP = asyncio.Event()
 
@@ -28,7 +29,7 @@ async def door(nats_url: str, request: pytest.FixtureRequest, tmp_path: Path) ->
         async with running_admin(nats_url, tenants=configured) as client:
             (tmp_path / "key").write_text(f"{ADMIN_KEY}\n")
             by_http = {"admin": client.url, "admin_key_file": tmp_path / "key"}
-            yield by_http if request.param == "http" else {"nats": nats_url}
+            yield by_http if request.param == "http" else command_settings(nats_url)
 
 
 async def listed(door: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -83,7 +84,7 @@ async def test_a_cell_without_an_admin_service_is_told_as_one(
     """A command that writes nothing must not look like one that did."""
     monkeypatch.setattr(admin_client, "FIND_SECONDS", 0.2)
     with pytest.raises(AdminUnreachable, match="start `millstream admin`"):
-        await add(TenantFlags.model_validate({"nats": nats_url, "name": "bar"}), STOP)
+        await add(TenantFlags.model_validate({**command_settings(nats_url), "name": "bar"}), STOP)
 
 
 async def test_what_answers_there_may_be_another_program(nats_url: str) -> None:

@@ -20,6 +20,7 @@ from tests.support.eventually import eventually
 from tests.support.services import (
     BrokerClient,
     broker_client,
+    command_settings,
     dispatcher_settings,
     running,
     worker_settings,
@@ -79,7 +80,7 @@ async def test_an_unknown_request_is_status_1(
 ) -> None:
     """For scripts."""
     async with broker_client(nats_url):
-        settings = WhySettings(nats=nats_url, request_id="0123456789abcdef")
+        settings = WhySettings(**command_settings(nats_url), request_id="0123456789abcdef")
         assert await why.run(settings, asyncio.Event()) == NOT_FOUND
         assert "is not known" in capsys.readouterr().out
 
@@ -95,11 +96,15 @@ async def test_an_unknown_tenant_is_said_to_be_unknown(
         tenants = await Tenants.open(c.broker)
         await tenants.upsert(Tenant(name="quiet"))
         await tenants.close()
-        assert await why.run(WhySettings(nats=nats_url, tenant="quite"), asyncio.Event())
+        assert await why.run(
+            WhySettings(**command_settings(nats_url), tenant="quite"), asyncio.Event()
+        )
         assert "There is no tenant 'quite'" in capsys.readouterr().out
 
         async def is_explained() -> bool:
-            return not await why.run(WhySettings(nats=nats_url, tenant="quiet"), asyncio.Event())
+            return not await why.run(
+                WhySettings(**command_settings(nats_url), tenant="quiet"), asyncio.Event()
+            )
 
         await eventually(is_explained)
         assert "Tenant quiet at mock" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from streams import topology
 from streams.broker import declaration, reconnecting_client
 from streams.broker.broker_client import STORE_SECONDS, Broker
 from streams.errors import BrokerUnavailable
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import AccountsServer, connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 
@@ -90,7 +90,9 @@ async def test_a_frozen_server_is_left_for_another_one(
 ) -> None:
     """Even with a full buffer, which nats-py would want to be rid of first."""
     monkeypatch.setattr(reconnecting_client, "PING_SECONDS", 0.2)
-    other = NatsServer(tmp_path)
+    store = tmp_path / "other"
+    store.mkdir()
+    other = AccountsServer(store)
     try:
         async with connect(nats_server.url, "test") as broker:
             broker.client._setup_server_pool([other.url])
@@ -188,11 +190,12 @@ async def test_a_replica_that_does_not_answer_is_not_waited_for(
     """
     await broker.store(DEAD, b"payload")
     offer, deaf = broker.client.try_publish_now, list[str]()
+    asked = broker.api_subject(f"DIRECT.GET.{topology.DEAD}")
 
     def to_the_deaf(
         subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
     ) -> bool:
-        if len(deaf) == 4 or not subject.startswith("$JS.API.DIRECT.GET."):
+        if len(deaf) == 4 or subject != asked:
             return offer(subject, payload, headers, reply)
         deaf.append(subject)
         return True

@@ -9,8 +9,9 @@ import pytest
 
 from gateway.admission import load_shedding
 from streams import subjects
+from streams.accounts.access import UserClass
 from streams.messages import Pressure
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, process_files
 from tests.support.eventually import eventually
 from tests.support.gateways import OTHER_KEY, RunningGateway, gateways, register
 
@@ -27,7 +28,8 @@ async def told(
 ) -> AsyncIterator[tuple[RunningGateway, dict[str, Any]]]:
     """A gateway that has heard the news, and the frame with which it refused because of them."""
     await register(nats_url)
-    async with gateways(nats_url) as (gateway,), connect(nats_url, "test") as broker:
+    files = process_files(nats_url, UserClass.DISPATCHER, "leader")
+    async with gateways(nats_url) as (gateway,), connect(nats_url, "leader", files) as broker:
         await broker.publish(subjects.pressure("mock"), news.pack())
         async with gateway.socket() as socket:
             ids = map(str, itertools.count())

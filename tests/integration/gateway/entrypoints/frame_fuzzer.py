@@ -20,9 +20,9 @@ from api.schemas.parsing import Encoding, decode, find_frame_id
 from millstream import log_config
 from streams.errors import BadRequest
 from tests.integration.gateway.entrypoints import frame_mutations
+from tests.support.accounts_server import AccountsServer
 from tests.support.eventually import eventually
 from tests.support.gateways import JSON, MSGPACK, RunningGateway, cell, tenants
-from tests.support.nats_server import NatsServer
 
 BATCH_FRAMES = 200  # frames between two looks at the answers
 UNLIMITED = {"frames_per_second": 10**9, "max_queued": 100_000}
@@ -98,7 +98,7 @@ def _named_once(frames: Iterator[bytes], encoding: Encoding) -> Iterator[bytes]:
 async def _main(frames: int, seed: int) -> None:
     log_config.configure("error")
     with tempfile.TemporaryDirectory() as home:
-        broker = NatsServer(Path(home))
+        broker = AccountsServer(Path(home))
         try:
             limits = tenants(**UNLIMITED)
             async with cell(broker.url, tenants=limits, grace_seconds=0) as (gateway,):
@@ -119,6 +119,7 @@ async def _main(frames: int, seed: int) -> None:
                 await eventually(forgotten, 60)
         finally:
             broker.kill()
+        assert broker.violations() == []
 
 
 if __name__ == "__main__":

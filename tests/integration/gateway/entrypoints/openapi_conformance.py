@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.support.accounts_server import AccountsServer
 from tests.support.gateways import KEY, RunningGateway, cell
-from tests.support.nats_server import NatsServer
 
 CHECKS = (
     "not_a_server_error",
@@ -70,13 +70,14 @@ def _with_models(document: Any) -> Any:
 
 async def _main(examples: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as home:
-        broker = NatsServer(Path(home))
+        broker = AccountsServer(Path(home))
         try:
             async with cell(broker.url) as (gateway,):
                 words = ("--max-examples", str(examples), "--seed", str(seed))
                 print(await run_schemathesis(gateway, Path(home), *words))
         finally:
             broker.kill()
+        assert broker.violations() == []
 
 
 if __name__ == "__main__":

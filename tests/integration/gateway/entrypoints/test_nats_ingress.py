@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -23,7 +22,7 @@ from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 from streams.topology import Scale
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, producer_client
 from tests.support.eventually import eventually
 from tests.support.gateways import cell, gateways, register, tenants
 from tests.support.nats_server import NatsServer
@@ -66,18 +65,15 @@ class Producer:
 
 @asynccontextmanager
 async def producer(nats_url: str) -> AsyncIterator[Producer]:
-    client = await nats.connect(nats_url)
-    try:
+    async with producer_client(nats_url) as client, connect(nats_url, "test") as broker:
         made = Producer(client)
         await made.open()
-        await eventually(lambda: ingress_is_there(client))
+        await eventually(lambda: ingress_is_there(broker))
         yield made
-    finally:
-        await client.close()
 
 
-async def ingress_is_there(client: Client) -> bool:
-    names = [info.config.name for info in await client.jetstream().streams_info()]
+async def ingress_is_there(broker: Broker) -> bool:
+    names = [info.config.name for info in await broker.js.streams_info()]
     return topology.ingress_stream_name("acme") in names
 
 

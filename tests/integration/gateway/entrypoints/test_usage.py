@@ -15,6 +15,7 @@ from tests.integration.gateway.test_ledger_record import records
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell
+from tests.support.services import command_settings
 
 STOP = asyncio.Event()
 
@@ -44,16 +45,22 @@ async def test_usage_is_the_tenants_own(nats_url: str, capsys: pytest.CaptureFix
             rows = [row for row in answer.json["data"] if row["currency"] == "USD"]
             assert {row[by] for row in answer.json["data"]} == {name}
             assert sum(row["charge"] for row in rows) == sum(each.charge for each in billed)
-            settings = UsageSettings(nats=nats_url, tenant="acme", by=by, as_json=True)
+            settings = UsageSettings(
+                **command_settings(nats_url), tenant="acme", by=by, as_json=True
+            )
             capsys.readouterr()
             await show(settings, STOP)
             lines = capsys.readouterr().out.splitlines()
             shown = [json.loads(line) for line in lines if line.startswith("{")]
             assert shown == [{"tenant": "acme", **row} for row in answer.json["data"]]
-        await show(UsageSettings(nats=nats_url, tenant="acme", by="day"), STOP)
+        await show(UsageSettings(**command_settings(nats_url), tenant="acme", by="day"), STOP)
         assert "requests" in capsys.readouterr().out
         wrong = UsageSettings(
-            nats=nats_url, tenant="acme", by="day", start="2026-11-20", end="2026-11-10"
+            **command_settings(nats_url),
+            tenant="acme",
+            by="day",
+            start="2026-11-20",
+            end="2026-11-10",
         )
         with pytest.raises(WrongDays, match="are -9 days"):
             await show(wrong, STOP)

@@ -25,12 +25,12 @@ from gateway.settings import GatewaySettings
 from streams import messages, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
-from streams.broker.broker_client import connect as connect_nats
 from streams.broker.responses import MessagePage
 from streams.messages import Record
 from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress, PoolKey, Priority
 from tests.integration.gateway.conftest import Transport
+from tests.support.accounts_server import connect as connect_nats
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     GatewaySocket,

@@ -1,6 +1,7 @@
 """Producers read the stored records of their own logs from gateways, page by page."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import orjson
 import pytest
@@ -8,11 +9,12 @@ import pytest
 from examples.producer import read_replies, read_stored
 from gateway.replies.stored_records import StoredRecords
 from streams import messages, topology
+from streams.accounts.access import UserClass
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, process_files
 
 ADDRESS = LogAddress("acme", "bar", "0a")
 REPLY, QUESTION = "infer.reply.acme.bar.0a", "infer.records.acme.bar.0a"
@@ -22,10 +24,13 @@ DONE = messages.done_record("stop", messages.openai_usage(1, 1), {})
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:
     """A connection, and two gateways that answer."""
-    async with connect(nats_url, "test") as made, connect(nats_url, "other") as other:
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(connect(nats_url, "test"))
         await declaration.declare(made, topology.Scale(), max_queued=10)
-        for each in (made, other):
-            await StoredRecords(each, shards=1).open()
+        for name in ("one", "other"):
+            files = process_files(nats_url, UserClass.GATEWAY, name)
+            gateway = await stack.enter_async_context(connect(nats_url, name, files))
+            await StoredRecords(gateway, shards=1).open()
         yield made
 
 
