@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import dispatcher.service
@@ -44,7 +45,7 @@ async def test_a_batch_survives_the_death_of_jobs_services_and_workers(
         for number in range(1, 3):
             for kind in ("jobs", "worker"):
                 wanted = LINES * (2 * number - 1 - (kind == "jobs")) // 6
-                await eventually(lambda wanted=wanted: _has_counted(broker, wanted))
+                await eventually(partial(_has_counted, broker, wanted))
                 running_now[kind].kill()
                 running_now[kind] = start(kind, number)
         batch = await ended(client, batch)
