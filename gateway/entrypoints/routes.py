@@ -29,7 +29,7 @@ from gateway.entrypoints import (
     usage,
     websocket,
 )
-from gateway.entrypoints.batches import batch_routes
+from gateway.entrypoints.batches import batch_routes, result_routes
 from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
 from streams.errors import (
@@ -67,6 +67,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *file_routes.build_routes(context),
             *upload_routes.build_routes(context),
             *batch_routes.build_routes(context),
+            *result_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),

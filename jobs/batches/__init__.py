@@ -2,7 +2,6 @@
 
 batch_supervisor  finds batches that have not ended, and runs each under a lease
 batch_runner      one batch: checks its input, feeds it, counts results, finishes it
-input_lines       the lines of a stored file, from any byte on
 input_check       whether a file is the input of a batch
 item_feeder       publishes lines as requests, under the tenant's quotas
 line_states       which lines are under way, and when one is tried again (pure)

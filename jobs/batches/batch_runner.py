@@ -11,11 +11,11 @@ from itertools import islice
 import structlog
 from nats.aio.msg import Msg
 
-from api.endpoints.batch_line import parse_line
+from api.batches.batch_line import InputLine, parse_line
+from api.batches.input_lines import iterate_lines
 from jobs.batches.input_check import check_input, common_model
-from jobs.batches.input_lines import iterate_lines
 from jobs.batches.item_feeder import ROUTE, BatchRefused, ItemFeeder
-from jobs.batches.line_states import InputLine, LineState, LineStates
+from jobs.batches.line_states import LineState, LineStates
 from jobs.batches.output_files import write_files
 from jobs.metrics import ITEMS
 from registry.store import Registry

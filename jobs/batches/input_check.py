@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.endpoints.batch_line import WrongLine, parse_line
-from jobs.batches.input_lines import MAX_LINE_BYTES, iterate_lines
-from jobs.batches.line_states import InputLine
+from api.batches.batch_line import InputLine, WrongLine, parse_line
+from api.batches.input_lines import MAX_LINE_BYTES, iterate_lines
 from streams.records.batch_records import MAX_ERRORS
 from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from api.endpoints.batch_line import parse_body, to_submission
+from api.batches.batch_line import parse_body, to_submission
 from api.submission.quotas import Quotas
 from api.submission.validation import SubmissionValidator, ValidatedRequest
 from jobs.batches.line_states import LineState

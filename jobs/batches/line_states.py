@@ -3,24 +3,10 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from api.endpoints.batch_line import BatchLine
+from api.batches.batch_line import BatchLine, InputLine
 
 MAX_TRIES = 3  # that a worker has begun
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class InputLine:
-    """A line of a file, without its end; `offset` is where it begins, `end` where the next does.
-
-    `data` is None if the line is too long. Empty lines have no `index` of their
-    own: they are skipped.
-    """
-
-    index: int
-    offset: int
-    end: int
-    data: bytes | None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -217,19 +218,73 @@ async def test_a_batch_goes_on_at_another_jobs_service(nats_url: str) -> None:
         assert [line["custom_id"] for line in output] == [f"id-{i}" for i in range(300)]
 
 
-async def test_a_paused_batch_waits(nats_url: str) -> None:
-    """And goes on when it is resumed."""
-    async with jobs_cell(nats_url) as client:
-        file = await client.files.create(file=to_file([chat_line(0)]), purpose="batch")
-        batch = await client.batches.create(
-            input_file_id=file.id,
-            endpoint=CHAT,
-            completion_window="24h",
-            extra_body={"not_before": 2**31},
-        )
-        await client.post(f"/batches/{batch.id}/pause", cast_to=object)
-        await eventually(lambda: _is_in_progress(client, batch.id))
-        await asyncio.sleep(0)
+async def test_results_are_read_while_the_batch_runs(nats_url: str) -> None:
+    """All that have ended, in the order of the input, and one by its id."""
+    async with jobs_cell(nats_url, mock={"ttft_ms": 20, "itl_ms": 20}) as client:
+        lines = [chat_line(i, max_tokens=1 if i % 2 else 2000) for i in range(20)]
+        batch = await submit(client, [*lines, chat_line(20, model="nobody")])
+
+        async def read_results() -> list[str]:
+            found = await client.get(f"/batches/{batch.id}/results", cast_to=httpx.Response)
+            return [json.loads(line)["custom_id"] for line in found.text.splitlines()]
+
+        wanted = [f"id-{i}" for i in range(1, 20, 2)]
+
+        async def has_short_ones() -> bool:
+            return await read_results() == [*wanted, "id-20"]
+
+        await eventually(has_short_ones)
+        assert (await read_item(client, batch.id, "id-0"))["status"] == "pending"
+        short = await read_item(client, batch.id, "id-1")
+        assert (short["status"], short["index"]) == ("completed", 1)
+        assert short["result"]["response"]["status_code"] == 200
+        assert (await read_item(client, batch.id, "id-20"))["status"] == "failed"
+        with pytest.raises(openai.NotFoundError, match="id-99"):
+            await read_item(client, batch.id, "id-99")
+        await client.batches.cancel(batch.id)
+        await ended(client, batch)
+
+
+async def read_item(client: openai.AsyncOpenAI, batch: str, item: str) -> dict[str, Any]:
+    found = await client.get(f"/batches/{batch}/items/{item}", cast_to=httpx.Response)
+    read: dict[str, Any] = found.json()
+    return read
+
+
+async def test_a_paused_batch_goes_on_when_it_is_resumed(nats_url: str) -> None:
+    """Nothing of it is published meanwhile."""
+    async with jobs_cell(nats_url, mock={"ttft_ms": 20, "itl_ms": 20}) as client:
+        lines = [chat_line(i, max_tokens=20) for i in range(700)]
+        batch = await submit(client, lines)
+        await eventually(lambda: _has_completed(client, batch.id, 1))
+        paused = await client.post(f"/batches/{batch.id}/pause", cast_to=httpx.Response)
+        assert paused.json()["paused"]
+        await eventually(lambda: _is_still(client, batch.id))
         assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        await client.post(f"/batches/{batch.id}/resume", cast_to=httpx.Response)
+        batch = await ended(client, batch)
+        assert batch.request_counts is not None
+        assert batch.request_counts.completed == 700
+
+
+async def _has_completed(client: openai.AsyncOpenAI, batch: str, count: int) -> bool:
+    counts = (await client.batches.retrieve(batch)).request_counts
+    return counts is not None and counts.completed >= count
+
+
+async def _is_still(client: openai.AsyncOpenAI, batch: str) -> bool:
+    """True if no line has ended within a second and a half, longer than a line takes."""
+    before = (await client.batches.retrieve(batch)).request_counts
+    await asyncio.sleep(1.5)
+    return (await client.batches.retrieve(batch)).request_counts == before
+
+
+async def test_a_batch_waits_for_its_time(nats_url: str) -> None:
+    """`not_before` is ours: batches may be left for the night."""
+    async with jobs_cell(nats_url) as client:
+        batch = await submit(client, [chat_line(0)], extra_body={"not_before": 2**31})
+        await eventually(lambda: _is_in_progress(client, batch.id))
+        assert await _is_still(client, batch.id)
+        assert batch.expires_at == 2**31 + 86400
         await client.batches.cancel(batch.id)
         assert (await ended(client, batch)).status == "cancelled"

@@ -29,7 +29,7 @@ FLOORS = {
         {"streams/records"},
         {"streams/coordination"},
     ),
-    "api": ({"api", "api/schemas"}, {"api/submission"}, {"api/endpoints"}),
+    "api": ({"api", "api/schemas"}, {"api/submission"}, {"api/endpoints"}, {"api/batches"}),
     "gateway": (
         {
             "gateway/settings.py",

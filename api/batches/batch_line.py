@@ -51,6 +51,20 @@ class WrongLine(BadRequest):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """A line of a file, without its end; `offset` is where it begins, `end` where the next does.
+
+    `data` is None if the line is too long. Empty lines have no `index` of their
+    own: they are skipped.
+    """
+
+    index: int
+    offset: int
+    end: int
+    data: bytes | None
+
+
 @dataclass(frozen=True)
 class BatchLine:
     """One line of a batch's input: its id, the endpoint that it names, and its body as it came."""

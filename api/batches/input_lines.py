@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from jobs.batches.line_states import InputLine
+from api.batches.batch_line import InputLine
 from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore
 
