@@ -58,9 +58,10 @@ class OneBatchSettings(BatchSettings):
     id: str = Field(description="id of the batch", json_schema_extra=POSITIONAL)
 
 
-class ItemSettings(OneBatchSettings):
+class ItemSettings(BatchSettings):
     """Settings of `millstream batch items`."""
 
+    id: str = Field(description="id of the batch", json_schema_extra=POSITIONAL)
     item: str = Field(description="custom_id of the line", json_schema_extra=POSITIONAL)
 
 

@@ -21,6 +21,7 @@ class Answer(NamedTuple):
 
     @property
     def json(self) -> Any:
+        assert self.status == 0, self.errors
         return json.loads(self.out)
 
 
