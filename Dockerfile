@@ -1,4 +1,4 @@
-# Four images from one file: `docker build --target admin|gateway|dispatcher|worker .`
+# Five images from one file: `docker build --target admin|gateway|dispatcher|jobs|worker .`
 
 FROM python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -13,6 +13,7 @@ COPY gateway gateway
 COPY admin admin
 COPY dispatcher dispatcher
 COPY gpu_worker gpu_worker
+COPY jobs jobs
 COPY millstream millstream
 
 FROM base AS slim
@@ -31,6 +32,10 @@ CMD ["gateway", "--host", "0.0.0.0", "--metrics-host", "0.0.0.0", "--metrics-por
 FROM slim AS dispatcher
 EXPOSE 9100
 CMD ["dispatcher", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
+
+FROM slim AS jobs
+EXPOSE 9100
+CMD ["jobs", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
 
 FROM base AS worker
 RUN pip install --constraint constraints.txt '.[worker,remote]'

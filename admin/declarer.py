@@ -44,10 +44,11 @@ class Declarer:
         scale: Scale,
         ledger_limits: LedgerLimits,
         audit_bytes: int,
+        files_bytes: int,
     ) -> None:
         self._broker, self._lease, self._records = broker, lease, records
         self._scale, self._ledger_limits = scale, ledger_limits
-        self._audit_bytes = audit_bytes
+        self._audit_bytes, self._files_bytes = audit_bytes, files_bytes
         self._changed = asyncio.Event()
         self.streams = StreamReconciler(broker, scale, self._make_configs, lambda: lease.is_held)
         self.streams.on_deleted = self._check_buckets
@@ -58,8 +59,8 @@ class Declarer:
         tenants = self._records.tenants.by_name.values()
         most = max((t.max_queued for t in tenants), default=TenantSettings().max_queued)
         publishing = [topology.ingress_stream(name) for name in self._publishing_tenants()]
-        configs = topology.stream_configs(self._scale, most, self._ledger_limits, self._audit_bytes)
-        return [*configs, *publishing]
+        limits = (most, self._ledger_limits, self._audit_bytes, self._files_bytes)
+        return [*topology.stream_configs(self._scale, *limits), *publishing]
 
     def _publishing_tenants(self) -> set[str]:
         return {name for name, tenant in self._records.tenants.by_name.items() if tenant.publishes}

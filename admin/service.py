@@ -91,7 +91,13 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
                 each.record_changes(trail.record)
             await _apply_configuration(tenants, settings)
             declarer = Declarer(
-                broker, lease, records, scale, settings.ledger_limits, settings.audit_bytes
+                broker,
+                lease,
+                records,
+                scale,
+                settings.ledger_limits,
+                settings.audit_bytes,
+                settings.files_bytes,
             )
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)

@@ -62,6 +62,7 @@ class AdminSettings(ServiceSettings):
         None,
         description="head of an archived audit log, which the first record of an empty one follows",
     )
+    files_bytes: int = Field(2048 * MIB, ge=MIB, description="size of the store of all files")
 
     @property
     def ledger_limits(self) -> LedgerLimits:

@@ -27,6 +27,7 @@ from gateway.server.client_certificates import certificate_identities, check_ori
 from gateway.server.connection_limits import ConnectionLimits
 from gateway.server.key_use_counts import KeyUseCounts
 from gateway.server.refusal_log import RefusalLog
+from gateway.server.transfer_slots import TransferSlots
 from gateway.settings import GatewaySettings
 from registry.credentials.keys import Keys
 from registry.price_book import PriceBook
@@ -42,6 +43,8 @@ from streams.errors import (
     Refused,
     Unauthenticated,
 )
+from streams.records.batch_store import BatchStore
+from streams.records.file_store import FileStore
 from streams.records.usage_rollups import UsageRollups
 
 
@@ -67,7 +70,10 @@ class GatewayContext:
     ledger_space: LedgerSpace
     refusals: RefusalRecorder
     rollups: UsageRollups
+    files: FileStore
+    batches: BatchStore
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    transfer_slots: TransferSlots = field(default_factory=TransferSlots)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
     record_queues: WeakSet[RecordQueue] = field(default_factory=WeakSet)  # of HTTP responses
     principal_watches: PrincipalWatches = field(default_factory=PrincipalWatches)

@@ -38,6 +38,9 @@ REFUSED = Counter(
 TOKENS = Counter(
     "millstream_tokens_total", "Tokens of ended requests.", ["tenant", "model", "direction"]
 )
+FILE_BYTES = Counter(
+    "millstream_file_bytes_total", "Bytes of files that were stored and read.", ["direction"]
+)
 OPEN_WEBSOCKETS = Gauge("millstream_open_websockets", "Open WebSockets.")
 CUT_CONNECTIONS = Counter(
     "millstream_cut_connections_total", "Connections closed for abuse.", ["reason"]

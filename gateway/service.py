@@ -42,6 +42,8 @@ from streams.broker.declaration import WAIT_SECONDS
 from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import BrokerUnavailable, Ended, MillstreamError, Overloaded
 from streams.metrics_server import serve_metrics
+from streams.records.batch_store import BatchStore
+from streams.records.file_store import FileStore
 from streams.records.key_use import add_uses
 from streams.records.usage_rollups import UsageRollups
 
@@ -175,6 +177,8 @@ async def _build_context(
         ledger_space,
         RefusalRecorder(broker, registry, settings.id, lambda: not ledger_space.use.is_full),
         UsageRollups(broker),
+        FileStore(broker),
+        BatchStore(broker),
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)

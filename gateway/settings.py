@@ -28,6 +28,9 @@ class GatewaySettings(ServiceSettings, TlsSettings):
         10, ge=0, description="time that requests live on after their connection dropped"
     )
     max_body_bytes: int = Field(1_000_000, ge=1, description="largest HTTP body or WebSocket frame")
+    max_file_bytes: int = Field(
+        512_000_000, ge=1, description="largest file that may be stored with /v1/files"
+    )
     max_connections: int = Field(
         16_384, ge=1, description="open connections, as far as file descriptors allow"
     )

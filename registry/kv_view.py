@@ -21,7 +21,13 @@ from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, BrokerSubscription, StoreRefused, StreamMissing
+from streams.broker.broker_client import (
+    STORE_SECONDS,
+    Broker,
+    BrokerSubscription,
+    StoreRefused,
+    StreamMissing,
+)
 from streams.errors import BrokerMisconfigured, BrokerUnavailable, PayloadTooLarge
 from streams.headers import EXPECTED_LAST
 from streams.subjects import PREFIX
@@ -205,7 +211,9 @@ class KvView(Generic[T]):
             headers["KV-Operation"] = "DEL"
         try:
             async with self.recorder(RecordChange(key, current, after)):
-                stored = await self._broker.store(self._subject(key), wanted or b"", headers)
+                stored = await self._broker.store_retrying(
+                    self._subject(key), wanted or b"", headers, STORE_SECONDS
+                )
         except StoreRefused as error:
             if not error.is_conflict:
                 raise

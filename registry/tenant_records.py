@@ -80,6 +80,7 @@ class Tenant(QuotaLimits):
     frames_per_second: int = Field(default=2000, ge=1)  # at each gateway
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
+    max_stored_bytes: int = Field(default=2**30, ge=0)  # of all its files together
     publishes: bool = False  # may submit over NATS: it gets an ingress stream
     certificates: tuple[str, ...] = ()  # names of client certificates that stand for this tenant
     source: Source = "config"

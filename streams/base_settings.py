@@ -302,6 +302,12 @@ class TenantLimits(QuotaSettings):
     max_output_tokens: int | None = Field(
         None, ge=1, description="most tokens one request may ask for", json_schema_extra=FLAG_ONLY
     )
+    max_stored_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="bytes of all files that it stores with /v1/files",
+        json_schema_extra=FLAG_ONLY,
+    )
     publishes: bool = Field(
         False,
         description="may submit over NATS: has an ingress stream, with 4 MiB reserved for it",

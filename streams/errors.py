@@ -11,12 +11,12 @@
     │   ├── NotFound, MethodNotAllowed
     │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
     │   ├── PayloadTooLarge, UnsupportedMediaType, HeadTooLarge, TooSlow
-    │   └── LargerThanQuota
+    │   └── LargerThanQuota, StorageQuotaExceeded
     ├── Refused              try again later
-    │   ├── LaneFull, TooManyConnections, TooManyWrongKeys
+    │   ├── LaneFull, TooManyConnections, TooManyTransfers, TooManyWrongKeys
     │   ├── RateLimited
     │   │   └── QuotaSpent
-    │   ├── Overloaded, TenantBacklog, NoWorkers, LedgerFull
+    │   ├── Overloaded, TenantBacklog, NoWorkers, LedgerFull, StorageFull
     │   └── BrokerUnavailable
     │       └── NotConnected
     ├── BrokerMisconfigured  tell an operator: no retry helps
@@ -46,6 +46,7 @@ HTTP_STATUS: dict[str, int] = {
     "insufficient_scope": 403,
     "model_not_allowed": 403,
     "address_not_allowed": 403,
+    "storage_quota_exceeded": 403,
     "not_found": 404,
     "model_not_found": 404,
     "request_not_found": 404,
@@ -66,6 +67,7 @@ HTTP_STATUS: dict[str, int] = {
     "unsupported_media_type": 415,
     "queue_full": 429,
     "too_many_connections": 429,
+    "too_many_transfers": 429,
     "too_many_wrong_keys": 429,
     "rate_limit_exceeded": 429,
     "insufficient_quota": 429,
@@ -75,6 +77,7 @@ HTTP_STATUS: dict[str, int] = {
     "cancelled": 499,
     "adapter_failed": 500,
     "engine_failed": 500,
+    "file_lost": 500,
     "internal_error": 500,
     "attempts_exhausted": 500,
     "upstream_failed": 502,
@@ -87,6 +90,7 @@ HTTP_STATUS: dict[str, int] = {
     "log_lost": 503,
     "work_lost": 503,
     "deadline_exceeded": 504,
+    "storage_full": 507,
 }
 
 
@@ -352,6 +356,12 @@ class LargerThanQuota(BadRequest):
         self.quota, self.limit, self.amount = quota, limit, amount
 
 
+class StorageQuotaExceeded(BadRequest):
+    """The tenant's files would take more room, or be more, than the tenant may have."""
+
+    code = "storage_quota_exceeded"
+
+
 class Refused(MillstreamError):
     """The service refused the request for now; a retry after `retry_after_seconds` may succeed.
 
@@ -386,6 +396,12 @@ class TooManyConnections(Refused):
     def __init__(self, owner: str, limit: int) -> None:
         super().__init__(f"max_connections of {owner} is {limit}, and {limit} are open here")
         self.field, self.limit = "max_connections", limit
+
+
+class TooManyTransfers(Refused):
+    """As many files as there may be are being sent or read at this gateway."""
+
+    code = "too_many_transfers"
 
 
 class TooManyWrongKeys(Refused):
@@ -454,6 +470,12 @@ class LedgerFull(Refused):
     """The ledger has no room for the records of further requests; those accepted still get one."""
 
     code = "ledger_full"
+
+
+class StorageFull(Refused):
+    """The broker has no room for further files of any tenant; those that are stored stay."""
+
+    code = "storage_full"
 
 
 class BrokerUnavailable(Refused):

@@ -26,6 +26,26 @@ RESTART = "Restart"  # on a `started` record whose attempt begins anew: what is 
 MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for a message's headers
 
 
+@dataclass(frozen=True)
+class ItemRef:
+    """Which try of which line of a job a request is; `index` and `attempt` count from 0 and 1."""
+
+    job: str
+    index: int
+    attempt: int
+    is_last: bool
+
+    def pack(self) -> str:
+        """Return the reference as the value of a header."""
+        return f"{self.job}.{self.index}.{self.attempt}.{int(self.is_last)}"
+
+    @classmethod
+    def unpack(cls, packed: str) -> Self:
+        """Return the reference that `pack` encoded; raises ValueError for another text."""
+        job, index, attempt, is_last = packed.split(".")
+        return cls(token(job), int(index), int(attempt), is_last == "1")
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """A request's routing data: all that is needed to queue it and to choose its worker.
@@ -41,7 +61,8 @@ class Envelope:
     prompt cached. `goal_ms` is the model's goal for the time to first token as it was when the
     request was accepted; None without one. `key` is the name of the API key that it came with, and
     `user` the hash of the end user whom the client named; empty without one. `price` is the packed
-    `PriceEntry` by which it is billed, empty if it came from a gateway that knew of none.
+    `PriceEntry` by which it is billed, empty if it came from a gateway that knew of none. `item` is
+    the line of a job that the request runs; None for any other request.
     """
 
     request_id: str
@@ -62,6 +83,7 @@ class Envelope:
     key: str = ""
     user: str = ""
     price: str = ""
+    item: ItemRef | None = None
 
     def to_headers(self) -> dict[str, str]:
         """Return the envelope as NATS headers; optional fields at their defaults are left out."""
@@ -84,6 +106,7 @@ class Envelope:
             "Key": self.key,
             "User": self.user,
             "Price": self.price,
+            "Item": self.item and self.item.pack(),
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
         if self.estimated_wait_ms is not None:
@@ -118,4 +141,5 @@ class Envelope:
             key=headers.get("Key", ""),
             user=headers.get("User", ""),
             price=headers.get("Price", ""),
+            item=ItemRef.unpack(headers["Item"]) if "Item" in headers else None,
         )

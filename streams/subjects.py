@@ -10,14 +10,19 @@ import re
 import zlib
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ANY = "any"  # the placement of work that every worker of the pool may pull
 PREFIX = "infer"
 _OURS, _HEARD = f"{PREFIX}.", f"{PREFIX}.heard."
 OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
+ITEM_PREFIX = "j"  # of the ids of requests that run a line of a job: others are hexadecimal
+ITEM_SHARD = "jobs"
 _LEDGER = f"{PREFIX}.ledger."
+_FILE_RECORDS = "$KV.files."
+_BATCH_RECORDS = "$KV.batches."
+_TRY = "try-"
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
 _MAX_ESCAPED = 1024
@@ -87,12 +92,15 @@ def unescape(escaped: str) -> str:
     return decoded.encode("latin-1").decode()
 
 
-def shard(request_id: str, shards: int) -> int:
-    """Return the number, 0 to `shards` - 1, of the stream that holds a request's token log.
+def shard(request_id: str, shards: int) -> str:
+    """Return the name of the stream that holds a request's token log: `0` to `shards` - 1.
 
-    The number is the same in all processes and releases (CRC-32 of the id).
+    Requests that run a line of a job have one of their own, `ITEM_SHARD`. The name is the same in
+    all processes and releases (CRC-32 of the id).
     """
-    return zlib.crc32(request_id.encode()) % shards
+    if request_id.startswith(ITEM_PREFIX):
+        return ITEM_SHARD
+    return str(zlib.crc32(request_id.encode()) % shards)
 
 
 class Lane(NamedTuple):
@@ -435,6 +443,116 @@ def parse_rollup(subject: str) -> tuple[str, str, str]:
     return tenant, day, unescape(model)
 
 
+def file_chunk(tenant: str, part: str, number: int) -> str:
+    """Return the subject on which a chunk of a part of a tenant's file is stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.file.{token(tenant)}.{token(part)}.{number}"
+
+
+def file_chunks(tenant: str, part: str) -> str:
+    """Return the filter (a subject with wildcards) for all chunks of a part of a tenant's file.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.file.{token(tenant)}.{token(part)}.*"
+
+
+def file_record(tenant: str, file: str) -> str:
+    """Return the subject, in the bucket `files`, of the record of a tenant's file.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_FILE_RECORDS}{token(tenant)}.{token(file)}"
+
+
+def file_records_of(tenant: str) -> str:
+    """Return the filter (a subject with wildcards) for the records of all files of one tenant.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_FILE_RECORDS}{token(tenant)}.*"
+
+
+def result(tenant: str, job: str, index: int) -> str:
+    """Return the subject on which the result of a line of a tenant's job is stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.result.{token(tenant)}.{token(job)}.{index}"
+
+
+def result_part(tenant: str, job: str, index: int, part: str) -> str:
+    """Return the subject of a part of a result that is too large for one message.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{result(tenant, job, index)}.{token(part)}"
+
+
+def failed_try(tenant: str, job: str, index: int, attempt: int) -> str:
+    """Return the subject on which it is stored how a try failed that is not the last.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return result_part(tenant, job, index, f"{_TRY}{attempt}")
+
+
+def results_of(tenant: str, job: str) -> str:
+    """Return the filter (a subject with wildcards) for all that RESULTS has of a tenant's job.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.result.{token(tenant)}.{token(job)}.>"
+
+
+def parse_result(subject: str) -> tuple[str, str, int]:
+    """Return tenant, job and index of a subject on which a result, or a part of it, is stored."""
+    _, _, tenant, job, index, *_ = subject.split(".")
+    return tenant, job, int(index)
+
+
+def result_kind(subject: str) -> Literal["result", "try", "part"]:
+    """Return what is stored on a subject of RESULTS."""
+    last = subject.split(".")[5:]
+    if not last:
+        return "result"
+    return "try" if last[0].startswith(_TRY) else "part"
+
+
+def resulted(tenant: str, job: str) -> str:
+    """Return the filter on which it is heard that RESULTS has stored something of a job.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.resulted.{token(tenant)}.{token(job)}.>"
+
+
+def batch_record(tenant: str, batch: str) -> str:
+    """Return the subject, in the bucket `batches`, of the record of a tenant's batch.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_BATCH_RECORDS}{token(tenant)}.{token(batch)}"
+
+
+def batch_records_of(tenant: str) -> str:
+    """Return the filter (a subject with wildcards) for the records of all batches of one tenant.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_BATCH_RECORDS}{token(tenant)}.*"
+
+
+def batch_changed(tenant: str, batch: str) -> str:
+    """Return the subject on which jobs services hear that a client has changed a batch.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.batch.{token(tenant)}.{token(batch)}"
+
+
 def usage(tenant: str, scope: str, meter: str, period: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, uses in a period.
 
@@ -615,6 +733,11 @@ def parse_ack_subject(reply: str) -> tuple[int, int]:
 
 ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
+ALL_RESULTS = f"{PREFIX}.result.>"
+ALL_BATCH_RECORDS = f"{_BATCH_RECORDS}*.*"
+ALL_BATCH_CHANGES = f"{PREFIX}.batch.*.*"
+ALL_FILES = f"{PREFIX}.file.*.*.*"
+ALL_FILE_RECORDS = f"{_FILE_RECORDS}*.*"
 ALL_WORK = f"{PREFIX}.work.>"
 ALL_LEDGERS = f"{PREFIX}.ledger.>"
 ALL_CANCELS = f"{PREFIX}.cancel.*.*"

@@ -22,6 +22,8 @@ CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
 THRESHOLDS = "THRESHOLDS"
 SIGNALS, AUDIT = "SIGNALS", "AUDIT"
+FILES, FILE_RECORDS = "FILES", "KV_files"
+RESULTS, BATCHES = "RESULTS", "KV_batches"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -41,6 +43,9 @@ MONTH_SECONDS = 30 * DAY_SECONDS
 USAGE_SECONDS = 40 * DAY_SECONDS  # a month's counter may change on its first day alone
 ROLLUP_SECONDS = 400 * DAY_SECONDS
 MIB = 2**20
+FILES_BYTES = 2048 * MIB
+FILE_RECORDS_BYTES = 64 * MIB
+RESULTS_BYTES = 2048 * MIB
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
 INGRESS_CONSUMER = "gateways"
@@ -80,8 +85,8 @@ DEFAULT_LEDGER = LedgerLimits()
 DEFAULT_AUDIT_BYTES = 64 * MIB
 
 
-def token_stream_name(shard: int) -> str:
-    """Return the name of the token log stream with the number `shard`."""
+def token_stream_name(shard: int | str) -> str:
+    """Return the name of the token log stream with the number or name `shard`."""
     return f"TOKENS_{shard}"
 
 
@@ -105,16 +110,19 @@ def stream_configs(
     max_queued: int,
     ledger: LedgerLimits = DEFAULT_LEDGER,
     audit_bytes: int = DEFAULT_AUDIT_BYTES,
+    files_bytes: int = FILES_BYTES,
 ) -> list[StreamConfig]:
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
     `max_queued` is the most requests that any lane (one tenant's queue for a model and priority)
-    may hold; a lower limit of a tenant is enforced by the gateways.
+    may hold; a lower limit of a tenant is enforced by the gateways. `files_bytes` is the size of
+    the stream of all tenants' files.
     """
     return [
         _requests(max_queued),
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
-        *(_token_log(scale, shard) for shard in range(scale.shards)),
+        *(_token_log(str(shard), 512 * MIB // scale.shards) for shard in range(scale.shards)),
+        _token_log(subjects.ITEM_SHARD, 512 * MIB),
         _ledger(ledger),
         audit_stream(audit_bytes),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
@@ -127,6 +135,10 @@ def stream_configs(
         _records(THRESHOLDS, "infer.threshold.*.*.*.*.*", 16 * MIB, USAGE_SECONDS),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
         _idempotency_bucket(),
+        _replaceable(FILES, subjects.ALL_FILES, files_bytes),
+        _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
+        _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
+        _results(),
     ]
 
 
@@ -159,6 +171,39 @@ def _records(name: str, subject: str, max_bytes: int, max_age: float) -> StreamC
         storage=StorageType.FILE,
         allow_direct=True,
     )
+
+
+def _replaceable(name: str, subject: str, max_bytes: int) -> StreamConfig:
+    """Configure a store of one message for each subject, kept until it is removed.
+
+    A message replaces the one before; a full stream refuses new ones.
+    """
+    return StreamConfig(
+        name=name,
+        subjects=[subject],
+        max_msgs_per_subject=1,
+        discard=DiscardPolicy.NEW,
+        max_bytes=max_bytes,
+        duplicate_window=_LEAST_DUPLICATE_WINDOW,
+        storage=StorageType.FILE,
+        allow_direct=True,
+    )
+
+
+def _results() -> StreamConfig:
+    """Configure the stream RESULTS: one message for each line of a job, never replaced or dropped.
+
+    The broker tells listeners of each, without what it holds.
+    """
+    config = _records(RESULTS, subjects.ALL_RESULTS, RESULTS_BYTES, MONTH_SECONDS)
+    config.discard = DiscardPolicy.NEW
+    config.duplicate_window = _LEAST_DUPLICATE_WINDOW
+    config.republish = RePublish(
+        src=f"{subjects.PREFIX}.result.*.*.>",
+        dest=f"{subjects.PREFIX}.resulted.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}.>",
+        headers_only=True,
+    )
+    return config
 
 
 def _requests(max_queued: int) -> StreamConfig:
@@ -261,7 +306,7 @@ def _idempotency_bucket() -> StreamConfig:
     )
 
 
-def _token_log(scale: Scale, shard: int) -> StreamConfig:
+def _token_log(shard: str, max_bytes: int) -> StreamConfig:
     return StreamConfig(
         name=token_stream_name(shard),
         subjects=[f"infer.token.{shard}.*.*.*"],
@@ -270,7 +315,7 @@ def _token_log(scale: Scale, shard: int) -> StreamConfig:
             dest="infer.reply.{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}",
         ),
         max_age=LOG_SECONDS,
-        max_bytes=512 * MIB // scale.shards,
+        max_bytes=max_bytes,
         storage=StorageType.MEMORY,
         allow_direct=True,
     )

@@ -15,6 +15,7 @@ from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord
 from streams.records import attempt_history
 from streams.records.attempt_history import AttemptHistory
+from streams.records.job_item import JobItem
 from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
 
@@ -117,14 +118,20 @@ async def write_terminal(
     """
     address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
     log, ended_here = TokenLog(broker, address, shards), False
+    item = JobItem(broker, envelope, envelope.item) if envelope.item else None
     while True:
         contents = await log.read()
         terminal = contents.terminal
+        if item and not contents.records:  # the log was perhaps removed behind the result
+            terminal = await item.read_end()
         if terminal is not None:
             break
+        now_ms, generated = broker.clock.now_ms(), contents.generated_tokens
+        end = _terminal_record(envelope, outcome, message, generated, now_ms)
+        if item:
+            await item.store_result(log.cache.records, end)
         try:
-            now_ms, generated = broker.clock.now_ms(), contents.generated_tokens
-            await log.append(_terminal_record(envelope, outcome, message, generated, now_ms))
+            await log.append(end)
             ended_here = True
         except Fenced:
             continue

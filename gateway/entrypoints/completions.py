@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -11,70 +11,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Send
 
-from api import completion_events, event_ids, openai_bodies
+from api import completion_events, event_ids
 from api.authentication.authenticator import Principal
-from api.event_ids import ChoicePosition, EventNumbering, StreamPosition
-from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage, total_usage
-from api.schemas.completions import ChatRequest, CompletionRequest
-from api.schemas.tools import NamedToolChoice
-from api.submission.submission_record import Submission
-from api.tool_calls import (
-    FORCED_CALLS,
-    ToolCallFormat,
-    ToolParser,
-    detect_format,
-    forced_function_format,
+from api.endpoints.completion_endpoint import (
+    CompletionBody,
+    CompletionEndpoint,
+    make_tool_parser,
 )
+from api.event_ids import ChoicePosition, EventNumbering, StreamPosition
+from api.openai_bodies import JsonBody, Usage, total_usage
+from api.submission.submission_record import Submission
 from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
 from gateway.entrypoints.choice_fanout import ChoiceFanout, submit_choices
 from gateway.entrypoints.endpoint import collect_stages, format_server_timing, json_response
 from gateway.replies.record_queue import ClientGone
-from registry.models import Model
 from streams.errors import Ended
 from streams.messages import Record
 
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats have the model's
 PING_INTERVAL_SECONDS = 7.5  # a stream is pinged after a silence of one to two intervals
-
-
-CompletionBody = CompletionRequest | ChatRequest
-
-
-@dataclass(frozen=True)
-class CompletionEndpoint:
-    """The parts in which /v1/completions and /v1/chat/completions differ; each has one instance.
-
-    `schema` is its request body. `build_body` and `build_choice` make the response of an answer
-    that is not streamed, `events_class` the events of one that is. `default_max_tokens` is the
-    number of tokens to generate if the client sets none; None is what the context leaves.
-    """
-
-    schema: type[CompletionRequest] | type[ChatRequest]
-    build_body: Callable[[str, str, int, Sequence[JsonBody], Usage], JsonBody]
-    build_choice: Callable[[int, str, FinishReason, Logprobs | None], JsonBody]
-    events_class: type[completion_events.CompletionEvents] | type[completion_events.ChatEvents]
-    default_max_tokens: int | None
-
-    def to_submissions(self, body: CompletionBody) -> list[Submission]:
-        """Return one submission for each prompt of a body; a chat gives exactly one."""
-        return Submission.all_from_body(body, self.default_max_tokens)
-
-
-COMPLETION = CompletionEndpoint(
-    CompletionRequest,
-    openai_bodies.completion,
-    openai_bodies.completion_choice,
-    completion_events.CompletionEvents,
-    DEFAULT_COMPLETION_TOKENS,
-)
-CHAT = CompletionEndpoint(
-    ChatRequest,
-    openai_bodies.chat_completion,
-    openai_bodies.chat_choice,
-    completion_events.ChatEvents,
-    None,
-)
 
 
 async def serve(
@@ -108,23 +63,6 @@ def _position_of_client(
     """Return the place from which a stream is resumed; None for a new stream or a whole answer."""
     event_id = request.headers.get(event_ids.HEADER)
     return event_ids.parse_event_id(event_id, choices) if event_id and body.stream else None
-
-
-def _tool_parser(body: CompletionBody, ticket: Ticket) -> ToolParser | None:
-    """The parser that finds tool calls in a choice's text; None if the body offers no tools."""
-    if not isinstance(body, ChatRequest) or not body.offered_tools:
-        return None
-    call_format = _tool_call_format(body, ticket.model)
-    assert call_format, "checked on admission"
-    parallel = body.parallel_tool_calls is not False
-    return ToolParser(call_format, ticket.request_id, parallel, body.offered_names)
-
-
-def _tool_call_format(body: ChatRequest, model: Model) -> ToolCallFormat | None:
-    """The format in which the model writes tool calls for this body."""
-    if isinstance(body.tool_choice, NamedToolChoice):
-        return forced_function_format(body.tool_choice.name)
-    return FORCED_CALLS if body.forces_tools else detect_format(model.chat_template)
 
 
 @dataclass
@@ -166,13 +104,9 @@ def _build_choice(
     index: int,
     output: ChoiceOutput,
 ) -> JsonBody:
+    parser = make_tool_parser(body, ticket.model, ticket.request_id)
     text, reason = "".join(output.texts), output.last["finish_reason"]
-    logprobs = output.logprobs if body.requested_logprobs is not None else None
-    if parser := _tool_parser(body, ticket):
-        parsed, rest = parser.push(text), parser.finish()
-        calls = parsed.calls + rest.calls
-        return openai_bodies.chat_choice(index, parsed.text + rest.text, reason, logprobs, calls)
-    return endpoint.build_choice(index, text, reason, logprobs)
+    return endpoint.choice_of(body, parser, index, text, reason, output.logprobs)
 
 
 class CompletionStream:
@@ -204,7 +138,7 @@ class CompletionStream:
     ) -> completion_events.ChoiceEvents:
         body = self._body
         head = (self._request.ticket.request_id, body.model, self._created)
-        if parser := _tool_parser(body, ticket):
+        if parser := make_tool_parser(body, ticket.model, ticket.request_id):
             return completion_events.ToolCallEvents(parser, *head, index, body.include_usage)
         return endpoint.events_class(*head, index, body.include_usage)
 

@@ -83,7 +83,7 @@ class Endpoint(Generic[B]):
     async def _read_decoded_body(self, request: Request) -> bytes:
         """Return the body, decompressed if it has a `Content-Encoding`."""
         limit = self._context.settings.max_body_bytes
-        body = await _read_body_in_time(request, limit)
+        body = await read_body_in_time(request, limit)
         encoding = request.headers.get("content-encoding", "")
         if not encoding:
             return body
@@ -129,7 +129,7 @@ async def _wait_for_rate(rate_limiter: FrameRateLimiter, size: int) -> None:
         await asyncio.sleep(rate_limiter.reserve(time.monotonic(), frames))
 
 
-async def _read_body_in_time(request: Request, limit: int) -> bytes:
+async def read_body_in_time(request: Request, limit: int) -> bytes:
     """Read the body; raises `TooSlow` after `BODY_TIMEOUT_SECONDS`, `ClientGone` if it leaves."""
     try:
         async with asyncio.timeout(BODY_TIMEOUT_SECONDS):

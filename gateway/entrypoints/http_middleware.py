@@ -27,7 +27,7 @@ def wrap(application: ASGIApp, cors_origins: tuple[str, ...]) -> ASGIApp:
         application = CORSMiddleware(
             application,
             allow_origins=cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=_EXPOSED_HEADERS,
             max_age=_PREFLIGHT_SECONDS,

@@ -11,6 +11,8 @@ from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
+from api.schemas.files import CompleteUpload, CreateUpload
+from gateway.entrypoints.files.openapi_paths import build_paths
 from gateway.entrypoints.usage import PARAMETERS
 
 _REF = "#/components/schemas/{model}"
@@ -26,7 +28,7 @@ _ERRORS = {
     400: "The request cannot be served as it is",
     401: "No API key, or an unknown one",
     403: "The key may not do this",
-    404: "No such model",
+    404: "There is no such thing",
     408: "The body did not come in time",
     409: "The idempotency key was used with a different request",
     413: "The body is too large",
@@ -39,11 +41,13 @@ _ERRORS = {
     503: "Overloaded, or the broker is unreachable; see Retry-After",
     504: "The deadline passed",
 }
+_FILE_ERRORS = {507: "There is no room for further files"}
 
 
 def build_document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of this gateway's HTTP API, as a JSON object."""
-    schemas = [(schema, "validation") for _, schema in _POSTS.values()]
+    bodies = [*(schema for _, schema in _POSTS.values()), CreateUpload, CompleteUpload]
+    schemas = [(schema, "validation") for schema in bodies]
     _, definitions = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
     return {
         "openapi": "3.1.0",
@@ -54,6 +58,7 @@ def build_document() -> dict[str, Any]:
             "/v1/models": {"get": _get_operation("List the models", [401])},
             "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
             "/v1/usage": {"get": _usage_operation()},
+            **build_paths(_responses, _REF),
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
             "/health": {"get": _get_operation("The process is alive", [], public=True)},
             "/version": {"get": _get_operation("Tell the version", [], public=True)},
@@ -105,5 +110,8 @@ def _responses(errors: Iterable[int], streams: dict[str, Any]) -> dict[str, Any]
     whole = {"application/json": {"schema": {"type": "object"}}}
     return {
         "200": {"description": "The answer", "content": whole | streams},
-        **{str(code): {"description": _ERRORS[code], "content": error} for code in errors},
+        **{
+            str(code): {"description": (_ERRORS | _FILE_ERRORS)[code], "content": error}
+            for code in errors
+        },
     }

@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import openai_bodies
+from api.endpoints.completion_endpoint import CHAT, COMPLETION
 from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.embeddings import EmbeddingRequest
 from gateway import error_responses
@@ -28,7 +29,9 @@ from gateway.entrypoints import (
     usage,
     websocket,
 )
+from gateway.entrypoints.batches import batch_routes, result_routes
 from gateway.entrypoints.endpoint import Endpoint, request_key
+from gateway.entrypoints.files import file_routes, upload_routes
 from streams.errors import (
     InternalError,
     MethodNotAllowed,
@@ -61,6 +64,10 @@ def build_app(context: GatewayContext) -> ASGIApp:
             Route("/health", _healthz),
             Route("/version", _version),
             Route("/readyz", partial(_readyz, context)),
+            *file_routes.build_routes(context),
+            *upload_routes.build_routes(context),
+            *batch_routes.build_routes(context),
+            *result_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
@@ -78,7 +85,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
 
 
 def _inference_routes(context: GatewayContext) -> list[BaseRoute]:
-    completion, chat = completions.COMPLETION, completions.CHAT
+    completion, chat = COMPLETION, CHAT
     applications: dict[str, ASGIApp] = {
         "/v1/completions": Endpoint(
             context,

@@ -10,6 +10,7 @@ idle_connections    closes the longest idle connection when there are too many
 write_timeout       aborts clients that do not read; `stall_timer` measures it
 write_coalescer     joins a WebSocket's writes of one turn of the event loop
 connection_limits   connections and frames a second of each tenant and key, by `api.rate_limiter`
+transfer_slots      files that are being sent and read, of each tenant
 tls_listener        accepts connections with TLS: handshakes bounded in number and time, and counted
 tls_certificate     the certificate for new connections, loaded anew when its files change
 tls_transport       ends connections with TLS as those without; on `transport_wrapper`, as is

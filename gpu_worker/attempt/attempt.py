@@ -31,6 +31,7 @@ from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord, Request, TokenUsage
 from streams.records import dead_letters
 from streams.records.attempt_history import AttemptHistory, NoteKind
+from streams.records.job_item import JobItem
 from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
 from streams.records.token_log_cache import RecordPage, RecordsQuery
 from streams.subjects import LogAddress, Priority
@@ -40,6 +41,8 @@ RETRY_DELAY_SECONDS = 0.5  # before a request whose attempt failed is tried agai
 FENCE_CHECK_SECONDS = 1.0
 # For a worker that was only cut off to report, before its silence counts as the request's fault
 LAST_WORKER_GRACE_SECONDS = 3.0
+# A record of the log of a job's line has so many tokens, or comes so late
+GATHER_TOKENS, GATHER_SECONDS = 64, 0.5
 
 
 class Attempt:
@@ -67,7 +70,9 @@ class Attempt:
         self._broker, self._engine_holder = broker, engine_holder
         self._identity, self._finished_logs = identity, finished_logs
         address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
-        self._token_log = TokenLog(broker, address, identity.shards)
+        self._item = JobItem(broker, envelope, envelope.item) if envelope.item else None
+        is_settled = (self._item.is_settled,) if self._item else ()
+        self._token_log = TokenLog(broker, address, identity.shards, *is_settled)
         self._poison_guard = PoisonGuard(broker, address, identity.worker, start_quarantine)
         # Recorded for this attempt if it does not end the request
         self._outcome: tuple[NoteKind, str] = ("released", "")
@@ -223,6 +228,9 @@ class Attempt:
     async def _serve(self) -> FinishedRequest | None:
         """Claim the log and run the request; None if another attempt has ended or will end it."""
         identity = self._identity
+        if self._item and self.delivery.num_delivered > 1 and (end := await self._item.read_end()):
+            await write_ledger_record(self._broker, self._ledger_record(end, attempts=1))
+            return None
         before = await self._token_log.claim(identity.model, identity.version, identity.worker)
         self._number = before.attempts + 1
         if before.terminal is not None:
@@ -350,6 +358,8 @@ class Attempt:
         """
         while True:
             await self._wait_for_output()
+            if self._item:
+                await self._gather_output()
             self._wake.clear()
             batch, self._buffer = self._buffer, OutputBuffer()
             await self._append(batch)
@@ -376,6 +386,22 @@ class Attempt:
                 await self._token_log.check_not_fenced()
         await self._wake.wait()
 
+    async def _gather_output(self) -> None:
+        """Wait until there is as much to append as one record of a line's log should have.
+
+        Nobody reads such a log while it grows.
+        """
+        until = time.monotonic() + GATHER_SECONDS
+        while (
+            not (self._buffer.final_output or self._stop_reason)
+            and self._buffer.token_count < GATHER_TOKENS
+            and time.monotonic() < until
+        ):
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(until - time.monotonic()):
+                    await self._wake.wait()
+
     async def _append(self, batch: OutputBuffer) -> None:
         for chunk in batch.iter_chunks(self._tokens, self._characters):
             await self._append_output(chunk)
@@ -401,8 +427,11 @@ class Attempt:
                 self._broker, self.delivery, self.envelope, terminal["code"], self._final_history
             )
         record = self._ledger_record(terminal, self._number)
+        if self._item:
+            await self._item.store_result(self._token_log.cache.records, terminal)
         await self._token_log.append(terminal)
-        self._finished_logs.add(self._token_log.to_finished(), time.monotonic())
+        if not self._item:  # whose log is removed behind its result
+            self._finished_logs.add(self._token_log.to_finished(), time.monotonic())
         await write_ledger_record(self._broker, record)
         self._logger.info(
             "request_finished",

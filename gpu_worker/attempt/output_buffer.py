@@ -39,6 +39,11 @@ class OutputBuffer:
         if output.finish or output.error:
             self.final_output = output
 
+    @property
+    def token_count(self) -> int:
+        """The number of buffered tokens."""
+        return _count(self.outputs)
+
     def iter_chunks(self, index: int, characters: int) -> Iterator[dict[str, Any]]:
         """Yield the buffered tokens and their text as `chunk` records of up to 256 tokens.
 

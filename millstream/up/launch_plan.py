@@ -25,7 +25,8 @@ DRAIN_SHARES = {
     "gateway": 0.4,
     "worker": 0.25,
     "dispatcher": 0.1,
-    "ledger": 0.1,
+    "jobs": 0.05,
+    "ledger": 0.05,
     "admin": 0.05,
     "nats": 0.1,
 }
@@ -33,6 +34,7 @@ CLOSING_SECONDS = {
     "gateway": 2.2,
     "worker": 1.0,
     "dispatcher": 0.3,
+    "jobs": 0.3,
     "ledger": 0.4,
     "admin": 0.3,
     "nats": 0.2,
@@ -155,6 +157,12 @@ class LaunchPlan:
         creds = self.accounts.add_user("dispatcher", UserClass.DISPATCHER)
         settings = {"metrics_port": self._metrics_port(0)}
         return self._make_program("dispatcher", "dispatcher", settings, creds)
+
+    def jobs_program(self) -> Program:
+        """Return the program of the jobs service."""
+        settings = {"metrics_port": self._metrics_port(self.settings.workers + 3)}
+        creds = self.accounts.add_user("jobs", UserClass.JOBS)
+        return self._make_program("jobs", "jobs", settings, creds)
 
     def ledger_programs(self) -> list[Program]:
         """Return the program that exports the ledger, in a list; an empty one unless it is set."""

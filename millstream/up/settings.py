@@ -9,7 +9,7 @@ from registry.destination_policy import DestinationSettings
 from registry.models import GenerationConfig
 from streams.base_settings import DATA_DIR, Port, Slug, TenantSettings, TlsSettings
 
-CLOSING_SECONDS = 4.5  # for all services to close their connections, one after the other
+CLOSING_SECONDS = 4.8  # for all services to close their connections, one after the other
 
 
 class UpSettings(DestinationSettings, TlsSettings):
@@ -42,7 +42,7 @@ class UpSettings(DestinationSettings, TlsSettings):
     metrics_port: Port = Field(
         0,
         description="port for the dispatcher's metrics, the next ones for the workers', then the "
-        "gateway's and the admin service's; 0: off",
+        "gateway's, the admin service's and the jobs service's; 0: off",
     )
     public_metrics: bool = Field(
         False, description="serve the gateway's /metrics, with tenants' names, on its own port too"
@@ -81,7 +81,7 @@ class UpSettings(DestinationSettings, TlsSettings):
     def shutdown_timeout_seconds(self) -> float:
         """Seconds that the process may still run after the first SIGTERM or SIGINT.
 
-        They are `drain_seconds`, in which the services finish their requests, plus 4.5 s in which
+        They are `drain_seconds`, in which the services finish their requests, plus 4.8 s in which
         they close their connections. A process that runs longer ends with an error.
         """
         return self.drain_seconds + CLOSING_SECONDS

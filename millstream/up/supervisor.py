@@ -104,9 +104,10 @@ class ProcessManager:
     async def stop(self) -> None:
         """Stop all processes, remove the state file, and return when all have ended.
 
-        Gateways are stopped first, then workers, dispatchers, the ledger's export, the admin
-        service and nats-server; the processes of one service are stopped together. Each gets
-        SIGTERM, and SIGKILL if it still runs after its service's `kill_after_seconds`.
+        Gateways are stopped first, then workers, dispatchers, the jobs service, the ledger's
+        export, the admin service and nats-server; the processes of one service are stopped
+        together. Each gets SIGTERM, and SIGKILL if it still runs after its service's
+        `kill_after_seconds`.
         """
         for service in DRAIN_SHARES:
             seconds = self.plan.kill_after_seconds(service)
@@ -133,6 +134,7 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     manager.add("admin", plan.admin_program())  # the others wait for what it declares
     manager.add("dispatcher", plan.dispatcher_program())
     manager.add("gateway", plan.gateway_program())
+    manager.add("jobs", plan.jobs_program())
     await _wait_until_admin_is_ready(plan)
     directory.save_api_key(plan.api_key)
     creds = plan.nats_creds

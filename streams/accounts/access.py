@@ -42,7 +42,7 @@ CONTROL_STREAMS = frozenset(
 )
 # Of a call of the JetStream API: two words, or three, and then the name of a stream
 _CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
-_SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\d+\.")
+_SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\w+\.")
 
 
 class UserClass(StrEnum):
@@ -51,6 +51,7 @@ class UserClass(StrEnum):
     ADMIN = "admin"
     GATEWAY = "gateway"
     DISPATCHER = "dispatcher"
+    JOBS = "jobs"
     WORKER = "worker"
     OPERATOR = "operator"
     LEDGER = "ledger"  # exports the ledger and removes what it has exported
@@ -62,6 +63,7 @@ ACCOUNT_OF = {
     UserClass.ADMIN: BrokerAccount.ADMIN,
     UserClass.GATEWAY: BrokerAccount.SERVICES,
     UserClass.DISPATCHER: BrokerAccount.SERVICES,
+    UserClass.JOBS: BrokerAccount.SERVICES,
     UserClass.WORKER: BrokerAccount.WORKERS,
     UserClass.OPERATOR: BrokerAccount.OPERATORS,
     UserClass.LEDGER: BrokerAccount.OPERATORS,
@@ -160,7 +162,8 @@ class _Rights:
         return self.asks(stream, "consume", *calls) + self.publishes(store, "acknowledge", acks)
 
     def logs(self) -> list[str]:
-        return [topology.token_stream_name(shard) for shard in range(self.shards)]
+        names: list[int | str] = [*range(self.shards), subjects.ITEM_SHARD]
+        return [topology.token_stream_name(name) for name in names]
 
     def sums_usage(self) -> list[Right]:
         """Add the ledger up by tenant, day and model."""
@@ -194,6 +197,14 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(IDEMPOTENCY, "idempotency keys"),
         *make.writes(make.logs()[0], "accept or refuse a submission"),
         *make.writes(topology.LEDGER, "count refusals", "infer.outcome.*.*"),
+        *make.writes(topology.FILES, "files"),
+        *make.writes(topology.FILE_RECORDS, "files"),
+        *make.reads(topology.FILES, topology.FILE_RECORDS),
+        *make.asks(topology.FILE_RECORDS, "files", "STREAM.MSG.GET.{}"),
+        *make.writes(topology.BATCHES, "batches"),
+        *make.reads(topology.BATCHES, topology.RESULTS),
+        *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
+        *make.publishes(make.own, "batches", subjects.ALL_BATCH_CHANGES),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
         *make.sees(*_subjects_by_stream(make.shards)),
@@ -223,6 +234,8 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.writes(topology.LEDGER, "end a request", "infer.ledger.*.*"),
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters"),
+        *make.writes(topology.RESULTS, "results of batches"),
+        *make.reads(topology.RESULTS),
         *make.writes(topology.CHECKPOINTS, "hand over to the next leader"),
         *make.writes(LEASES, "lead"),
         *make.reads(topology.REQUESTS, topology.WORK, topology.ATTEMPTS, *make.logs()),
@@ -249,6 +262,34 @@ def _dispatcher(make: _Rights) -> list[Right]:
     ]
 
 
+def _jobs(make: _Rights) -> list[Right]:
+    files, counters = (topology.FILES, topology.FILE_RECORDS), (topology.RATES, topology.USAGE)
+    records = (topology.BATCHES, topology.RESULTS)
+    return [
+        *make.everyone(),
+        *make.writes(LEASES, "lead"),
+        *make.reads(LEASES, *files, *records),
+        *make.sees(LEASES, *files, *records),
+        *make.writes(topology.FILES, "files of results"),
+        *make.writes(topology.BATCHES, "batches"),
+        *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
+        *make.hears(make.own, "batches", subjects.ALL_BATCH_CHANGES),
+        *make.writes(topology.RESULTS, "lines that were refused"),
+        *make.hears(BrokerAccount.WORK, "results", "infer.resulted.>"),
+        *make.asks(make.logs()[-1], "logs behind results", "STREAM.PURGE.{}"),
+        *make.views(REGISTRY, TENANTS, KEYS, PRICES),
+        *make.writes(topology.REQUESTS, "enqueue"),
+        *(right for each in counters for right in make.writes(each, "quotas")),
+        *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
+        *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
+        *make.writes(topology.FILE_RECORDS, "files"),
+        *make.asks(topology.FILES, "deleted files", "STREAM.PURGE.{}"),
+        *make.asks(
+            topology.FILE_RECORDS, "deleted files", "STREAM.MSG.GET.{}", "STREAM.MSG.DELETE.{}"
+        ),
+    ]
+
+
 def _worker(make: _Rights) -> list[Right]:
     return [
         *make.everyone(),
@@ -257,6 +298,8 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(topology.LEDGER, "end a request", "infer.ledger.*.{model}"),
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
+        *make.writes(topology.RESULTS, "results of batches"),
+        *make.reads(topology.RESULTS),
         *make.reads(topology.ATTEMPTS, *make.logs()),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),
@@ -339,6 +382,7 @@ _TABLE = {
     UserClass.ADMIN: _admin,
     UserClass.GATEWAY: _gateway,
     UserClass.DISPATCHER: _dispatcher,
+    UserClass.JOBS: _jobs,
     UserClass.WORKER: _worker,
     UserClass.OPERATOR: _operator,
     UserClass.LEDGER: _ledger,

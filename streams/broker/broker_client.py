@@ -121,14 +121,25 @@ class Broker(ReconnectingClient):
                 f"NATS at {self.url} has a max_payload of {self.max_payload} bytes: set it to "
                 f"1MB, or to {MIN_MAX_PAYLOAD} at least"
             )
-        try:
-            answer = await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)
-        except nats.errors.NoRespondersError:
-            raise self._no_jetstream() from None
-        except (nats.errors.Error, TimeoutError, OSError):
-            return  # it is not known: the first call will tell
-        if orjson.loads(answer.data).get("error", {}).get("err_code") in _NO_JETSTREAM:
+        answer = await self._ask_about_jetstream()
+        if orjson.loads(answer or b"{}").get("error", {}).get("err_code") in _NO_JETSTREAM:
             raise self._no_jetstream()
+
+    async def _ask_about_jetstream(self) -> bytes | None:
+        """Return the answer to `$JS.API.INFO`; None if there is none, so that the first call tells.
+
+        A server that has just started lets a user in before it has all that his account imports.
+        """
+        for seconds in _READ_SECONDS:
+            try:
+                return (await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)).data
+            except nats.errors.NoRespondersError:
+                if not self._user_class:
+                    break
+                await asyncio.sleep(seconds)
+            except (nats.errors.Error, TimeoutError, OSError):
+                return None
+        raise self._no_jetstream()
 
     def _no_jetstream(self) -> BrokerMisconfigured:
         return BrokerMisconfigured(
@@ -224,7 +235,7 @@ class Broker(ReconnectingClient):
         that a replica does not find. Raises `BrokerUnavailable` if no answer comes.
         """
         found = await self.read(stream, {"seq": seq})
-        return found[0] if found else await self._get_from_leader(stream, seq)
+        return found[0] if found else await self.read_from_leader(stream, {"seq": seq})
 
     async def remove(self, stream: str, seq: int) -> bool:
         """Delete the message with sequence `seq`; return False if it does not exist, else True.
@@ -251,17 +262,23 @@ class Broker(ReconnectingClient):
         except (nats.errors.Error, TimeoutError, OSError) as error:
             raise BrokerUnavailable(f"{subject or stream} is not purged: {error!r}") from error
 
-    async def _get_from_leader(self, stream: str, seq: int) -> StoredMessage | None:
-        query = orjson.dumps({"seq": seq})
+    async def read_from_leader(
+        self, stream: str, query: Mapping[str, int | str]
+    ) -> StoredMessage | None:
+        """Return the message that `query` asks the stream's leader for; None if there is none.
+
+        `query` has `seq` or `last_by_subj`. Unlike a replica, the leader knows all that is stored.
+        Raises `BrokerUnavailable` if no answer comes.
+        """
         subject = self.api_subject(f"STREAM.MSG.GET.{stream}")
-        answer = await self.request(subject, query, STORE_SECONDS)
+        answer = await self.request(subject, orjson.dumps(dict(query)), STORE_SECONDS)
         if answer is None:
             raise BrokerUnavailable(f"no answer when reading {stream}")
         found = orjson.loads(answer)
         if error := found.get("error"):
             if error.get("err_code") == _NO_MESSAGE:
                 return None
-            raise BrokerUnavailable(f"{stream} {seq} is not read: {error}")
+            raise BrokerUnavailable(f"{stream} {dict(query)} is not read: {error}")
         message = found["message"]
         headers = await self._client._process_headers(base64.b64decode(message.get("hdrs", "")))
         data = base64.b64decode(message.get("data", ""))

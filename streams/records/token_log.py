@@ -11,7 +11,7 @@ worker that has finished a log can restore it in the same way (`FinishedLog`).
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,17 +145,31 @@ class _LogLost(Exception):
     """The log is empty although this writer has appended to it: the broker lost its memory."""
 
 
+IsSettled = Callable[[], Awaitable[bool]]
+
+
+async def _never_settled() -> bool:
+    return False
+
+
 class TokenLog:
     """One writer's access to the token log of one request, mostly a worker's for one attempt.
 
     The writer calls `claim` (or `read`) first and then appends; its calls must not overlap. Each
     append succeeds only if no other writer has appended meanwhile. `shards` is the number of
-    streams over which all token logs are spread.
+    streams over which all token logs are spread. `is_settled` tells of a log that is empty whether
+    it was removed behind the request's result, and not lost.
     """
 
-    def __init__(self, broker: Broker, address: LogAddress, shards: int) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        address: LogAddress,
+        shards: int,
+        is_settled: IsSettled = _never_settled,
+    ) -> None:
         self.address = address
-        self._broker, self._shards = broker, shards
+        self._broker, self._shards, self._is_settled = broker, shards, is_settled
         self._stream = topology.token_stream_of(address.request_id, shards)
         self.subject = subjects.log(address, shards)
         self.last = 0
@@ -274,6 +288,8 @@ class TokenLog:
         if len(behind) == 1 and own:
             return own[0].seq
         if self.cache.records and not found:
+            if await self._is_settled():
+                raise Fenced(f"the log {self.subject} was removed behind its result")
             raise _LogLost
         if not behind:
             raise BrokerUnavailable(f"the last record of {self.subject} cannot be read yet")

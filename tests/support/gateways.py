@@ -121,6 +121,10 @@ class HttpExchange:
             body += chunk
         return body
 
+    def write(self, data: bytes) -> None:
+        """Send more of the body."""
+        self._writer.write(data)
+
     def abort(self) -> None:
         """Drop the connection."""
         self._writer.transport.abort()
@@ -267,6 +271,12 @@ class RunningGateway:
         ) as connection:
             yield GatewaySocket(connection)
 
+    async def answers(self) -> bool:
+        try:
+            return (await self.request("GET", "/healthz", key=None)).status == 200
+        except OSError:
+            return False
+
     async def is_ready(self) -> bool:
         try:
             return (await self.request("GET", "/readyz", key=None)).status == 200
@@ -294,7 +304,12 @@ def _dumps(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
-_ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days"}
+_ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days", "files_bytes"}
+
+
+def gateway_settings(nats_url: str, **settings: Any) -> GatewaySettings:
+    own = {"port": free_port(), **settings}
+    return GatewaySettings(**service_settings(nats_url, UserClass.GATEWAY, **own))
 
 
 @asynccontextmanager
@@ -312,20 +327,12 @@ async def gateways(
         await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
         for _ in range(count):
-            own = {"port": free_port(), **settings}
-            made = GatewaySettings(**service_settings(nats_url, UserClass.GATEWAY, **own))
+            made = gateway_settings(nats_url, **settings)
             stop = await stack.enter_async_context(running(gateway.service, made))
             found.append(RunningGateway(made.port, stop, tls))
         for each in found:
-            await eventually(lambda each=each: _answers(each))  # type: ignore[misc]
+            await eventually(each.answers)
         yield found
-
-
-async def _answers(each: RunningGateway) -> bool:
-    try:
-        return (await each.request("GET", "/healthz", key=None)).status == 200
-    except OSError:
-        return False
 
 
 async def register(nats_url: str, **mock: Any) -> None:

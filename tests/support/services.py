@@ -15,6 +15,7 @@ import admin.service
 from admin.settings import AdminSettings
 from dispatcher.settings import DispatcherSettings
 from gpu_worker.settings import WorkerSettings
+from jobs.settings import JobsSettings
 from registry.models import Model, Version, mock_model
 from registry.store import Registry
 from streams import messages, prefix_hashes, subjects, topology
@@ -27,7 +28,7 @@ from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import request_queue, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
-from tests.support.accounts_server import connect, process_settings, worker_pins
+from tests.support.accounts_server import connect, process_files, process_settings, worker_pins
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 
 ROUTE = "test"
@@ -257,6 +258,20 @@ def command_settings(
     return {"nats": nats_url, **creds, **settings}
 
 
+def connect_worker(
+    nats_url: str, worker: str, models: Sequence[str] = ("mock",)
+) -> AbstractAsyncContextManager[Broker]:
+    """A connection by which a test plays a worker."""
+    files = process_files(nats_url, UserClass.WORKER, worker, worker_pins(worker, models))
+    return connect(nats_url, worker, files)
+
+
+def connect_operator(nats_url: str) -> AbstractAsyncContextManager[Broker]:
+    """A connection by which a test plays an operator's command."""
+    files = process_files(nats_url, UserClass.OPERATOR, "operator")
+    return connect(nats_url, "operator", files)
+
+
 def service_settings(
     nats_url: str, user_class: UserClass, models: Sequence[str] = (), **settings: Any
 ) -> dict[str, Any]:
@@ -273,6 +288,11 @@ def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:
 
 def dispatcher_settings(nats_url: str, **settings: Any) -> DispatcherSettings:
     return DispatcherSettings(**service_settings(nats_url, UserClass.DISPATCHER, **settings))
+
+
+def jobs_settings(nats_url: str, **settings: Any) -> JobsSettings:
+    creds = process_settings(nats_url, UserClass.JOBS, "jobs")
+    return JobsSettings(nats=nats_url, **{**creds, **settings})
 
 
 def worker_settings(nats_url: str, **settings: Any) -> WorkerSettings:

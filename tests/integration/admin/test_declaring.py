@@ -4,24 +4,24 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from nats.js.errors import NotFoundError
 
 import dispatcher.service
 import gateway.service
 import gpu_worker.service
 from dispatcher import service as dispatching
-from gateway.settings import GatewaySettings
 from registry.kv_view import BucketMissing
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants
 from streams import subjects, topology
+from streams.accounts.access import UserClass
 from streams.broker.broker_client import Broker
 from streams.coordination.lease_bucket import STREAM, key_subject
 from streams.messages import StreamReport
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, process_files
 from tests.support.admins import running_admin
 from tests.support.eventually import eventually
-from tests.support.gateways import RunningGateway, cell
-from tests.support.ports import free_port
+from tests.support.gateways import RunningGateway, cell, gateway_settings
 from tests.support.service_process import ServiceProcess, service_process
 from tests.support.services import (
     MAX_QUEUED,
@@ -31,10 +31,6 @@ from tests.support.services import (
 )
 
 NEEDED = {*topology.stream_names(2), "KV_registry", "KV_tenants", "KV_leases"}
-
-
-async def stream_names(broker: Broker) -> set[str]:
-    return {info.config.name or "" for info in await broker.js.streams_info()}
 
 
 async def leader(broker: Broker) -> str:
@@ -55,7 +51,12 @@ async def test_a_fresh_broker_gets_all_that_the_services_need(nats_url: str) -> 
 
 
 async def _has(broker: Broker, names: set[str]) -> bool:
-    return names <= await stream_names(broker)
+    try:
+        for name in names:
+            await broker.js.stream_info(name)
+    except NotFoundError:
+        return False
+    return True
 
 
 async def _has_limit(broker: Broker, limit: int) -> bool:
@@ -113,13 +114,13 @@ async def test_the_cell_serves_while_no_admin_service_runs(nats_url: str) -> Non
     """Also a gateway and a worker that start meanwhile: what they need is there."""
     async with cell(nats_url):
         pass
-    port = free_port()
+    settings = gateway_settings(nats_url, drain_seconds=5)
     async with (
-        running(gateway.service, GatewaySettings(nats=nats_url, port=port, drain_seconds=5)),
+        running(gateway.service, settings),
         running(dispatcher.service, dispatcher_settings(nats_url)),
         running(gpu_worker.service, worker_settings(nats_url)),
     ):
-        client = RunningGateway(port, asyncio.Event())
+        client = RunningGateway(settings.port, asyncio.Event())
         await eventually(client.is_ready)
         answer = await client.complete()
         assert answer.json["usage"]["completion_tokens"] == 8
@@ -136,8 +137,9 @@ async def test_a_service_without_an_admin_service_says_what_to_start(
 
 async def test_a_service_waits_for_the_admin_service(nats_url: str) -> None:
     """All of a cell start at once, in any order."""
+    files = process_files(nats_url, UserClass.ADMIN, "listener")
     async with running(dispatcher.service, dispatcher_settings(nats_url)):
-        async with connect(nats_url, "test") as broker:
+        async with connect(nats_url, "listener", files) as broker:
             asked = asyncio.Event()
 
             async def on_request(_: object) -> None:

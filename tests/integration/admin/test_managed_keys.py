@@ -14,11 +14,11 @@ from millstream.admin.admin_client import AdminRefused, HttpAdminClient, NatsAdm
 from registry.credentials.key_format import KeyText
 from registry.models import mock_model
 from streams.errors import http_status
-from tests.support.accounts_server import connect
 from tests.support.admins import running_admin
 from tests.support.eventually import eventually
 from tests.support.gateways import tenants
 from tests.support.keys import operator, pepper_file
+from tests.support.services import connect_operator
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ async def test_a_managed_key_opens_a_service_without_a_key_of_its_own(
         running_admin(
             nats_url, admin_key=None, tenants=tenants(), key_pepper_file=pepper
         ) as keyless,
-        connect(nats_url, "test") as broker,
+        connect_operator(nats_url) as broker,
     ):
         made = await NatsAdminClient(broker).call("keys.create", tenant="acme", scopes=["admin"])
         assert (await HttpAdminClient(keyless.url, made["key"]).call("models.list"))["data"] == []

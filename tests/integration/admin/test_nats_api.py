@@ -8,8 +8,8 @@ import pytest
 from millstream.admin import admin_client
 from millstream.admin.admin_client import AdminRefused, AdminUnreachable, NatsAdminClient, list_all
 from streams.broker.broker_client import Broker
-from tests.support.accounts_server import connect
 from tests.support.admins import running_admin
+from tests.support.services import connect_operator
 
 
 async def ask(broker: Broker, operation: str, payload: bytes) -> Any:
@@ -23,7 +23,7 @@ async def test_what_one_door_stores_the_other_shows(nats_url: str) -> None:
     async with (
         running_admin(nats_url) as first,
         running_admin(nats_url) as second,
-        connect(nats_url, "test") as broker,
+        connect_operator(nats_url) as broker,
     ):
         client = NatsAdminClient(broker)
         added = await client.call("tenants.add", name="acme", weight=2)
@@ -51,7 +51,7 @@ async def test_garbage_is_answered_with_an_error(
     nats_url: str, operation: str, payload: bytes, code: str
 ) -> None:
     """Silence would look like a service that is not there."""
-    async with running_admin(nats_url) as client, connect(nats_url, "test") as broker:
+    async with running_admin(nats_url) as client, connect_operator(nats_url) as broker:
         answer = await ask(broker, operation, payload)
         assert answer["error"]["code"] == code
         assert await list_all(client, "tenants.list") == []
@@ -62,6 +62,6 @@ async def test_where_nobody_answers_the_remedy_is_said(
 ) -> None:
     """After a moment in which one may be starting."""
     monkeypatch.setattr(admin_client, "FIND_SECONDS", 0.2)
-    async with connect(nats_url, "test") as broker:
+    async with connect_operator(nats_url) as broker:
         with pytest.raises(AdminUnreachable, match="start `millstream admin`"):
             await NatsAdminClient(broker).call("tenants.list")

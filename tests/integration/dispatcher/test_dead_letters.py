@@ -19,6 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.services import (
     BrokerClient,
     broker_client,
+    connect_worker,
     dispatcher_settings,
     running,
     worker_settings,
@@ -38,7 +39,6 @@ async def a_bad_worker(c: BrokerClient) -> AsyncIterator[list[int]]:
     """It announces room, and gives back everything that it gets; yields which deliveries."""
     pool = PoolKey("mock", "1", Priority.STANDARD)
     consumer = topology.work_consumer(pool, 5)
-    await declaration.declare_consumer(c.broker, topology.WORK, consumer)
     assert consumer.durable_name
     seen: list[int] = []
 
@@ -46,11 +46,12 @@ async def a_bad_worker(c: BrokerClient) -> AsyncIterator[list[int]]:
         seen.append(delivery.num_delivered)
         tasks.create_task(delivery.nak())
 
-    pull = PullLoop(c.broker, topology.WORK, consumer.durable_name, lambda: 1, take)
     beat = Heartbeat("bad", "mock", "1", 4, 1000, 0, 0, 4, 1000, 0, 0.0)
-    async with asyncio.TaskGroup() as tasks:
+    async with connect_worker(c.broker.url, "bad") as broker, asyncio.TaskGroup() as tasks:
+        await declaration.declare_consumer(broker, topology.WORK, consumer)
+        pull = PullLoop(broker, topology.WORK, consumer.durable_name, lambda: 1, take)
         pulling = tasks.create_task(pull.run())
-        await c.broker.publish(subjects.fleet("mock", "bad"), beat.pack())
+        await broker.publish(subjects.fleet("mock", "bad"), beat.pack())
         yield seen
         pulling.cancel()
 

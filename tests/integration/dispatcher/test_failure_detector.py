@@ -21,7 +21,13 @@ from streams.messages import Heartbeat
 from streams.topology import MAX_DELIVERIES
 from tests.support.eventually import eventually
 from tests.support.service_process import ServiceProcess, worker_process
-from tests.support.services import BrokerClient, broker_client, dispatcher_settings, running
+from tests.support.services import (
+    BrokerClient,
+    broker_client,
+    connect_worker,
+    dispatcher_settings,
+    running,
+)
 
 PATIENT = {"beat_seconds": 0.2, "ack_wait_seconds": 60}  # nobody can wait for that
 SLOW = {"ttft_ms": 5, "itl_ms": 10}
@@ -195,10 +201,10 @@ async def test_a_worker_that_ends_with_work_is_no_drained_one(nats_url: str) -> 
         return [event for event in logged if event["event"] == "worker_drained"]
 
     with capture_logs() as logged:
-        async with cell(nats_url) as c:
+        async with cell(nats_url) as c, connect_worker(nats_url, "w") as w:
 
             async def beat(heartbeat: Heartbeat) -> bool:
-                await c.broker.publish(subjects.fleet("mock", "w"), heartbeat.pack())
+                await w.publish(subjects.fleet("mock", "w"), heartbeat.pack())
                 answer = await c.broker.request(subjects.report("mock"), b"", 1.0)
                 workers = json.loads(answer)["workers"] if answer else []
                 return "w" in {each["worker"] for each in workers}

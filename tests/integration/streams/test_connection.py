@@ -16,7 +16,7 @@ from streams import topology
 from streams.broker import declaration, reconnecting_client
 from streams.broker.broker_client import STORE_SECONDS, Broker
 from streams.errors import BrokerUnavailable
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import AccountsServer, connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 
@@ -90,7 +90,9 @@ async def test_a_frozen_server_is_left_for_another_one(
 ) -> None:
     """Even with a full buffer, which nats-py would want to be rid of first."""
     monkeypatch.setattr(reconnecting_client, "PING_SECONDS", 0.2)
-    other = NatsServer(tmp_path)
+    store = tmp_path / "other"
+    store.mkdir()
+    other = AccountsServer(store)
     try:
         async with connect(nats_server.url, "test") as broker:
             broker.client._setup_server_pool([other.url])
@@ -188,11 +190,12 @@ async def test_a_replica_that_does_not_answer_is_not_waited_for(
     """
     await broker.store(DEAD, b"payload")
     offer, deaf = broker.client.try_publish_now, list[str]()
+    asked = broker.api_subject(f"DIRECT.GET.{topology.DEAD}")
 
     def to_the_deaf(
         subject: str, payload: bytes, headers: Mapping[str, str] | None, reply: str
     ) -> bool:
-        if len(deaf) == 4 or not subject.startswith("$JS.API.DIRECT.GET."):
+        if len(deaf) == 4 or subject != asked:
             return offer(subject, payload, headers, reply)
         deaf.append(subject)
         return True
@@ -208,7 +211,7 @@ async def test_one_message_is_read_with_its_headers_or_is_gone(broker: Broker) -
     message = await broker.get(topology.DEAD, place.seq)
     assert message
     assert (message.data, message.headers["Reason"], message.subject) == (b"payload", "late", DEAD)
-    assert await broker._get_from_leader(topology.DEAD, place.seq) is not None
+    assert await broker.read_from_leader(topology.DEAD, {"seq": place.seq}) is not None
     await broker.remove(topology.DEAD, place.seq)
     assert await broker.get(topology.DEAD, place.seq) is None
 
@@ -216,7 +219,7 @@ async def test_one_message_is_read_with_its_headers_or_is_gone(broker: Broker) -
 async def test_a_message_that_cannot_be_looked_for_is_not_gone(broker: Broker) -> None:
     """Who takes it for gone ends a request that is still there."""
     with pytest.raises(BrokerUnavailable):
-        await broker._get_from_leader("NOT_THERE", 1)
+        await broker.read_from_leader("NOT_THERE", {"seq": 1})
 
 
 async def test_a_message_is_removed_once(broker: Broker) -> None:

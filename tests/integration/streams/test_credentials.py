@@ -97,10 +97,14 @@ async def test_replies_come_to_where_the_user_may_listen(
         assert broker.client.new_inbox().startswith(prefix)
 
 
-async def test_replies_to_a_process_without_a_token_bear_its_name(nats_url: str) -> None:
+async def test_replies_to_a_process_without_a_token_bear_its_name(tmp_path: Path) -> None:
     """A server's own configuration can name them for each user."""
-    async with connect(nats_url, "process") as broker:
-        assert broker.client.new_inbox().startswith("_INBOX.process.")
+    server = NatsServer(tmp_path)
+    try:
+        async with connect(server.url, "process") as broker:
+            assert broker.client.new_inbox().startswith("_INBOX.process.")
+    finally:
+        server.kill()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from streams import metrics_server
 from streams.base_settings import ServiceSettings
 from streams.metrics_server import MetricsAddressUnusable, serve_metrics
 from tests.support.eventually import eventually
-from tests.support.gateways import gateways, register
+from tests.support.gateways import gateway_settings, gateways, register
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.services import admin_settings, dispatcher_settings, running, worker_settings
@@ -113,33 +112,25 @@ async def test_services_are_ready_when_they_can_serve(nats_url: str) -> None:
             assert "millstream_" in (await get(ports[1], "/metrics"))[1]
 
 
-async def test_a_lost_broker_is_seen(tmp_path: Path) -> None:
+async def test_a_lost_broker_is_seen(nats_server: NatsServer) -> None:
     """A service without its broker serves nobody."""
-    broker = NatsServer(tmp_path)
     port = free_port()
-    try:
-        async with gateways(broker.url):
-            settings = dispatcher_settings(broker.url, metrics_port=port)
-            async with running(dispatcher.service, settings):
-                await until_ready(port)
-                broker.kill()
-                await until_ready(port, 503)
-                assert (await readiness(port))[1]["nats"] is False
-                broker.start()
-                await until_ready(port)
-    finally:
-        broker.kill()
+    async with gateways(nats_server.url):
+        settings = dispatcher_settings(nats_server.url, metrics_port=port)
+        async with running(dispatcher.service, settings):
+            await until_ready(port)
+            nats_server.kill()
+            await until_ready(port, 503)
+            assert (await readiness(port))[1]["nats"] is False
+            nats_server.start()
+            await until_ready(port)
 
 
 @pytest.mark.parametrize("public", [False, True])
 async def test_strangers_do_not_see_tenants_names(nats_url: str, public: bool) -> None:
     """A gateway that others can reach has its metrics on the metrics port, unless told so."""
-    settings = GatewaySettings(
-        nats=nats_url,
-        host="0.0.0.0",
-        port=free_port(),
-        metrics_port=free_port(),
-        public_metrics=public,
+    settings = gateway_settings(
+        nats_url, host="0.0.0.0", metrics_port=free_port(), public_metrics=public
     )
     async with (
         running(admin.service, admin_settings(nats_url)),

@@ -100,7 +100,7 @@ async def test_a_new_leader_gets_everything_and_its_predecessor_nothing(broker: 
                 heard[leader].append(msg.subject)
 
         await broker.subscribe(f"inbox.{leader}", on_message)
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{topology.REQUESTS}.{consumer}"
+        subject = broker.api_subject(f"CONSUMER.MSG.NEXT.{topology.REQUESTS}.{consumer}")
         await broker.publish(
             subject, b'{"batch": 100, "expires": 20000000000}', reply=f"inbox.{leader}"
         )

@@ -12,6 +12,8 @@ from streams.errors import HTTP_STATUS
 
 ROOT = Path(__file__).parents[3]
 WEBSOCKET = (ROOT / "docs/websocket.md").read_text()
+# Of files (docs/files.md)
+STORAGE_ONLY = {"storage_quota_exceeded", "storage_full", "file_lost"}
 HTTP_ONLY = {
     "unsupported_media_type",
     "invalid_api_key",
@@ -24,6 +26,8 @@ HTTP_ONLY = {
     "too_many_wrong_keys",
     "headers_too_large",
     "request_timeout",
+    "too_many_transfers",
+    *STORAGE_ONLY,
 }
 # Of the admin API (docs/admin.md)
 ADMIN_ONLY = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SERVICES = ("admin", "gateway", "dispatcher", "gpu_worker")
+SERVICES = ("admin", "gateway", "dispatcher", "gpu_worker", "jobs")
 VOCABULARY = {"streams", "registry", "api", "simulation"}
 ROOMS = (*sorted(VOCABULARY), *SERVICES, "millstream")
 MAY_IMPORT = {
@@ -29,7 +29,7 @@ FLOORS = {
         {"streams/records"},
         {"streams/coordination"},
     ),
-    "api": ({"api", "api/schemas"}, {"api/submission"}),
+    "api": ({"api", "api/schemas"}, {"api/submission"}, {"api/endpoints"}, {"api/batches"}),
     "gateway": (
         {
             "gateway/settings.py",

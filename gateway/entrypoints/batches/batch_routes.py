@@ -1,0 +1,145 @@
+"""`/v1/batches`: create, show, list and cancel batches, as the OpenAI SDK does.
+
+Pausing and resuming are ours.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from secrets import token_bytes, token_hex
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from api import batch_bodies, file_bodies
+from api.authentication.authenticator import Principal
+from api.schemas.batches import CreateBatch
+from api.schemas.files import MAX_EXPIRY_SECONDS
+from api.schemas.parsing import decode, parse
+from gateway.context import GatewayContext
+from gateway.entrypoints.endpoint import read_body_in_time, request_key
+from gateway.entrypoints.files.file_routes import find_ready, json_response
+from streams.errors import BadRequest
+from streams.records.batch_records import Batch, BatchStatus
+
+log = structlog.get_logger()
+
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+
+
+def build_routes(context: GatewayContext) -> list[BaseRoute]:
+    """Return the routes of `/v1/batches`."""
+    batch = "/v1/batches/{batch}"
+    return [
+        Route("/v1/batches", partial(_create, context), methods=["POST"]),
+        Route("/v1/batches", partial(_list, context), methods=["GET"]),
+        Route(batch, partial(_show, context), methods=["GET"]),
+        Route(f"{batch}/cancel", partial(_change, context, _cancelled), methods=["POST"]),
+        Route(f"{batch}/pause", partial(_change, context, _paused), methods=["POST"]),
+        Route(f"{batch}/resume", partial(_change, context, _resumed), methods=["POST"]),
+    ]
+
+
+async def _create(context: GatewayContext, request: Request) -> Response:
+    principal = await context.authenticate(request_key(request), request.scope, "jobs")
+    context.check_not_draining()
+    data = await read_body_in_time(request, context.settings.max_body_bytes)
+    body = parse(CreateBatch, decode(data))
+    file = await find_ready(context, principal, body.input_file_id)
+    if file.purpose != file_bodies.BATCH:
+        raise BadRequest(
+            f"the file {body.input_file_id!r} has the purpose {file.purpose!r}, not 'batch'",
+            "input_file_id",
+        )
+    now, window = (
+        int(context.broker.clock.now()),
+        batch_bodies.window_seconds(body.completion_window),
+    )
+    begin = max(now, body.not_before or 0)
+    batch = Batch(
+        tenant=principal.tenant.name,
+        id=token_hex(12),
+        endpoint=body.endpoint,
+        input_file=file.id,
+        window_seconds=window,
+        created_at=now,
+        expires_at=begin + window,
+        secret=token_bytes(32),
+        key=principal.key.model_dump_json(),
+        metadata=body.metadata,
+        output_expires_after_seconds=(
+            body.output_expires_after.seconds if body.output_expires_after else MAX_EXPIRY_SECONDS
+        ),
+        not_before=body.not_before or 0,
+    )
+    stored = await context.batches.create(batch)
+    log.info("batch_created", tenant=batch.tenant, batch=batch.id, bytes=file.size)
+    return json_response(batch_bodies.batch_object(stored))
+
+
+async def _list(context: GatewayContext, request: Request) -> Response:
+    principal = await context.authenticate(request_key(request), request.scope, "jobs")
+    query = request.query_params
+    batches = (await context.batches.list_of(principal.tenant.name))[::-1]
+    if after := query.get("after"):
+        ids = [batch_bodies.batch_id(batch) for batch in batches]
+        if after not in ids:
+            raise BadRequest(f"after is {after!r}, which is no batch in this list", "after")
+        batches = batches[ids.index(after) + 1 :]
+    told = query.get("limit", str(DEFAULT_PAGE))
+    if not told.isdecimal() or not 1 <= int(told) <= MAX_PAGE:
+        raise BadRequest(f"limit is {told!r}, not a number from 1 to {MAX_PAGE}", "limit")
+    limit = int(told)
+    return json_response(batch_bodies.batch_list(batches[:limit], has_more=len(batches) > limit))
+
+
+async def find_batch(context: GatewayContext, principal: Principal, told: str) -> Batch:
+    """Return a tenant's batch by the id that a client has told; raises `NotFound` without one."""
+    found = await context.batches.find(principal.tenant.name, batch_bodies.parse_batch_id(told))
+    if found is None:
+        raise batch_bodies.batch_not_found(told)
+    return found
+
+
+async def _show(context: GatewayContext, request: Request) -> Response:
+    principal = await context.authenticate(request_key(request), request.scope, "jobs")
+    batch = await find_batch(context, principal, request.path_params["batch"])
+    return json_response(batch_bodies.batch_object(batch))
+
+
+async def _change(
+    context: GatewayContext, change: Callable[[Batch, int], Batch], request: Request
+) -> Response:
+    principal = await context.authenticate(request_key(request), request.scope, "jobs")
+    told = request.path_params["batch"]
+    batch, now = await find_batch(context, principal, told), int(context.broker.clock.now())
+    changed = await context.batches.change(batch, lambda it: change(it, now))
+    if changed is None:
+        raise batch_bodies.batch_not_found(told)
+    log.info("batch_changed", tenant=batch.tenant, batch=batch.id, status=changed.status.value)
+    return json_response(batch_bodies.batch_object(changed))
+
+
+def _cancelled(batch: Batch, now: int) -> Batch:
+    """A batch whose files are being written is over already: it ends as it would have."""
+    _check_unfinished(batch)
+    if batch.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING):
+        return batch
+    return batch.at_status(BatchStatus.CANCELLING, now)
+
+
+def _paused(batch: Batch, now: int) -> Batch:
+    _check_unfinished(batch)
+    return replace(batch, paused=True)
+
+
+def _resumed(batch: Batch, now: int) -> Batch:
+    _check_unfinished(batch)
+    return replace(batch, paused=False)
+
+
+def _check_unfinished(batch: Batch) -> None:
+    if batch.status.is_final:
+        raise BadRequest(f"the batch has ended: its status is {batch.status.value!r}", "batch_id")

@@ -1,0 +1,105 @@
+"""What has come of a batch so far: its results as they are, and one line by its `custom_id`.
+
+Both are ours; OpenAI has files alone, and those when the batch has ended.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from api.authentication.authenticator import Principal
+from api.batches.batch_line import InputLine, WrongLine, parse_line
+from api.batches.input_lines import iterate_lines
+from api.batches.result_lines import render_line, render_lines
+from gateway.context import GatewayContext
+from gateway.entrypoints.batches.batch_routes import find_batch
+from gateway.entrypoints.endpoint import request_key
+from gateway.entrypoints.files.file_routes import json_response
+from gateway.entrypoints.files.transfers import transfer
+from streams.errors import NotFound
+from streams.records.batch_records import Batch
+from streams.records.file_records import StoredFile
+
+_BREATH_LINES = 200  # looked at before others get a turn of the event loop: some 2 ms
+
+
+def build_routes(context: GatewayContext) -> list[BaseRoute]:
+    """Return the routes of the results and items of `/v1/batches/{id}`."""
+    batch = "/v1/batches/{batch}"
+    return [
+        Route(f"{batch}/results", partial(_results, context), methods=["GET"]),
+        Route(f"{batch}/items/{{item:path}}", partial(_item, context), methods=["GET"]),
+    ]
+
+
+async def _results(context: GatewayContext, request: Request) -> Response:
+    principal = await context.authenticate(request_key(request), request.scope, "jobs")
+    batch = await find_batch(context, principal, request.path_params["batch"])
+    source = await _find_input(context, batch)
+    pieces = _iterate_results(context, principal, batch, source)
+    first = await anext(pieces, b"")  # what cannot be read at all is an error response
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        async for piece in pieces:
+            yield piece
+
+    return StreamingResponse(body(), media_type="application/jsonl")
+
+
+async def _find_input(context: GatewayContext, batch: Batch) -> StoredFile:
+    found = await context.files.find(batch.tenant, batch.input_file)
+    if found is None:
+        raise NotFound("the input file of this batch was deleted, or its time is over")
+    return found
+
+
+async def _iterate_results(
+    context: GatewayContext, principal: Principal, batch: Batch, source: StoredFile
+) -> AsyncIterator[bytes]:
+    with transfer(context, principal) as check:
+        async for line in render_lines(context.broker, context.registry, batch, source):
+            check()
+            yield line.data
+
+
+async def _item(context: GatewayContext, request: Request) -> Response:
+    """Answer with one line: whether it has ended, and its line of the output if so."""
+    principal = await context.authenticate(request_key(request), request.scope, "jobs")
+    batch = await find_batch(context, principal, request.path_params["batch"])
+    custom_id = request.path_params["item"]
+    with transfer(context, principal):
+        line = await _find_line(context, batch, custom_id)
+    rendered = await render_line(context.broker, context.registry, batch, line)
+    status = "pending" if rendered is None else "failed" if rendered.is_error else "completed"
+    return json_response(
+        {
+            "object": "batch.item",
+            "batch_id": request.path_params["batch"],
+            "custom_id": custom_id,
+            "index": line.index,
+            "status": status,
+            "result": orjson.loads(rendered.data) if rendered else None,
+        }
+    )
+
+
+async def _find_line(context: GatewayContext, batch: Batch, custom_id: str) -> InputLine:
+    """Return the line with an id; raises `NotFound` if none has it. Reads the file up to it."""
+    source = await _find_input(context, batch)
+    wanted = orjson.dumps(custom_id)[1:-1]
+    async for line in iterate_lines(context.files, source):
+        if line.data and (wanted in line.data or b"\\" in line.data):
+            try:
+                if parse_line(line.data, batch.endpoint).custom_id == custom_id:
+                    return line
+            except WrongLine:
+                continue  # of a batch that has failed
+        if not line.index % _BREATH_LINES:
+            await asyncio.sleep(0)
+    raise NotFound(f"no line of this batch has the custom_id {custom_id!r}")

@@ -1,0 +1,364 @@
+"""Runs one batch: checks its input, feeds its lines, counts their results, and finishes it."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import structlog
+from nats.aio.msg import Msg
+
+from api.batches.batch_line import InputLine, parse_line
+from api.batches.input_lines import iterate_lines
+from jobs.batches.input_check import check_input, common_model
+from jobs.batches.item_feeder import ROUTE, BatchRefused, ItemFeeder
+from jobs.batches.line_states import LineState, LineStates
+from jobs.batches.output_files import write_files
+from jobs.metrics import ITEMS
+from registry.store import Registry
+from registry.tenant_records import Tenant
+from streams import subjects, topology
+from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
+from streams.errors import MillstreamError, Refused
+from streams.records.batch_records import Batch, BatchStatus
+from streams.records.batch_store import BatchStore
+from streams.records.file_records import FileState, StoredFile
+from streams.records.file_store import FileStore
+from streams.records.item_results import ItemResult, make_request_id
+from streams.records.result_store import read_result, unpack_result
+from streams.subjects import LogAddress
+
+log = structlog.get_logger()
+
+MAX_SPAN = 1024  # lines from the first without a result to the last that was read
+MAX_OPEN_BYTES = 16 * 2**20  # of the lines that are in memory
+PUBLISHED_AT_ONCE = 32
+TICK_SECONDS = 0.25
+SAVE_SECONDS = 1.0
+# So long after its result a line's log is removed: by then its ledger record is written
+PURGE_SECONDS = 5.0
+PURGED_AT_ONCE = 32
+RETRY_SECONDS = 1.0
+
+
+class BatchGone(MillstreamError):
+    """The batch's record was removed while it was run."""
+
+
+@dataclass(frozen=True)
+class RunnerParts:
+    """What every batch's runner needs, shared by all of one process."""
+
+    broker: Broker
+    registry: Registry
+    batches: BatchStore
+    files: FileStore
+    feeder: ItemFeeder
+    shards: int
+    max_lines: int
+    window: int  # requests of one batch that are under way at once
+
+
+class BatchRunner:
+    """One batch in the hands of the process that holds its lease.
+
+    Whatever it does may be repeated by the next process: requests have the same ids, results are
+    stored once, and the record is changed by compare-and-set.
+    """
+
+    def __init__(self, parts: RunnerParts, batch: Batch) -> None:
+        self._parts, self._broker = parts, parts.broker
+        self.batch = batch
+        self._wake = asyncio.Event()
+        self._lines = LineStates(batch.watermark, batch.offset, batch.tries)
+        self._source: AsyncIterator[InputLine] | None = None
+        self._is_read = False  # to the end of its input
+        self._logs: deque[tuple[float, str]] = deque()  # to be removed, and when
+        self._saved_at = 0.0
+        self._logger = log.bind(tenant=batch.tenant, batch=batch.id)
+
+    def wake(self) -> None:
+        """Look now whether anything has changed; returns at once."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Bring the batch to its end; cancelling leaves the rest to another process.
+
+        Raises `BrokerUnavailable` and other errors of the broker: the batch is then taken up again
+        later.
+        """
+        heard = subjects.resulted(self.batch.tenant, self.batch.id)
+        subscription = await self._broker.subscribe(heard, self._on_result)
+        try:
+            source = await self._find_input()
+            if source is None:
+                return
+            if self.batch.status is BatchStatus.VALIDATING:
+                await self._validate(source)
+            if self.batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING):
+                await self._work(source)
+            if not self.batch.status.is_final:
+                await self._finish(source)
+            await self._remove_logs(math.inf)
+        except BatchRefused as error:
+            await self._fail(error.code, error.message)
+        finally:
+            await subscription.unsubscribe()
+
+    async def _on_result(self, msg: Msg) -> None:
+        self._wake.set()
+
+    async def _find_input(self) -> StoredFile | None:
+        """Return the input file; without one the batch has failed."""
+        found = await self._parts.files.find(self.batch.tenant, self.batch.input_file)
+        if found and found.state is FileState.READY:
+            return found
+        await self._fail("input_file_missing", "the input file was deleted, or its time is over")
+        return None
+
+    async def _fail(self, code: str, message: str) -> None:
+        error = {"code": code, "message": message, "line": None, "param": None}
+        now = self._now()
+        await self._save(lambda it: replace(it.at_status(BatchStatus.FAILED, now), errors=[error]))
+        self._logger.info("batch_failed", code=code)
+
+    async def _validate(self, source: StoredFile) -> None:
+        report = await check_input(
+            self._parts.files, source, self.batch.endpoint, self._parts.max_lines
+        )
+        now = self._now()
+
+        def apply(batch: Batch) -> Batch:
+            known = replace(batch, total=report.total, model=common_model(report.models))
+            if report.errors:
+                return replace(known.at_status(BatchStatus.FAILED, now), errors=report.errors)
+            if batch.status is not BatchStatus.VALIDATING:  # it was cancelled meanwhile
+                return known
+            return known.at_status(BatchStatus.IN_PROGRESS, now)
+
+        await self._save(apply)
+        self._logger.info("batch_validated", lines=report.total, errors=len(report.errors))
+
+    def _now(self) -> int:
+        return int(self._broker.clock.now())
+
+    async def _save(self, apply: Callable[[Batch], Batch]) -> None:
+        saved = await self._parts.batches.save(self.batch, apply)
+        if saved is None:
+            raise BatchGone("the batch's record was removed")
+        self.batch, self._saved_at = saved, time.monotonic()
+
+    # From the first line to the last result
+
+    async def _work(self, source: StoredFile) -> None:
+        """Feed lines until all have ended, or none may go on."""
+        await self._recover()
+        start = self._lines.watermark, self._lines.offset
+        self._source = iterate_lines(self._parts.files, source, *start)
+        while True:
+            self._wake.clear()
+            await self._count_results()
+            await self._refresh()
+            if self._is_over():
+                break
+            await self._feed()
+            await self._remove_logs(time.monotonic())
+            if time.monotonic() - self._saved_at >= SAVE_SECONDS:
+                await self._save(self._with_progress)
+            await self._sleep()
+        await self._save(self._with_progress)
+
+    async def _sleep(self) -> None:
+        try:
+            async with asyncio.timeout(TICK_SECONDS):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _recover(self) -> None:
+        """Learn which lines behind the watermark an earlier process has seen end."""
+        if not self.batch.counted:
+            return
+        tenant, job, first = self.batch.tenant, self.batch.id, self._lines.watermark
+        for start in range(first, first + MAX_SPAN, PUBLISHED_AT_ONCE):
+            span = range(start, start + PUBLISHED_AT_ONCE)
+            found = await asyncio.gather(
+                *(read_result(self._broker, tenant, job, index) for index in span)
+            )
+            for index, result in zip(span, found, strict=True):
+                if result:
+                    self._lines.mark_ended(index)
+
+    def _is_over(self) -> bool:
+        """True if nothing more is to be waited for: all lines have ended, or none may go on."""
+        if self.batch.status is BatchStatus.CANCELLING or self._is_expired():
+            return not any(self._lines.iterate_under_way())
+        return self._is_read and not self._lines
+
+    def _is_expired(self) -> bool:
+        return self.batch.expires_at <= self._broker.clock.now()
+
+    async def _refresh(self) -> None:
+        """Take over what a client has changed; end what is under way if nothing may go on."""
+        newest = await self._parts.batches.find(self.batch.tenant, self.batch.id)
+        if newest is None:
+            raise BatchGone("the batch's record was removed")
+        if newest.revision != self.batch.revision:
+            self.batch = self._with_progress(newest)
+        if self.batch.status is BatchStatus.CANCELLING or self._is_expired():
+            await self._cancel_all()
+
+    async def _cancel_all(self) -> None:
+        for state in self._lines.iterate_under_way():
+            request_id = make_request_id(self.batch.secret, state.source.index, state.attempt)
+            await self._broker.store(subjects.cancel(self.batch.tenant, request_id), b"")
+
+    def _with_progress(self, batch: Batch) -> Batch:
+        """Return a newer record with what this process has counted."""
+        return replace(
+            batch,
+            completed=self.batch.completed,
+            failed=self.batch.failed,
+            usage=self.batch.usage,
+            counted=self.batch.counted,
+            watermark=self._lines.watermark,
+            offset=self._lines.offset,
+            tries=self._lines.tries,
+        )
+
+    # Results
+
+    async def _count_results(self) -> None:
+        """Read what RESULTS has got since the last one that was counted."""
+        pattern = subjects.results_of(self.batch.tenant, self.batch.id)
+        while True:
+            page = await self._broker.read_filtered(topology.RESULTS, pattern, self.batch.counted)
+            for message in page.messages:
+                await self._count(message)
+                self.batch = replace(self.batch, counted=message.seq)
+            if not page.remaining or not page.messages:
+                return
+
+    async def _count(self, message: StoredMessage) -> None:
+        kind = subjects.result_kind(message.subject)
+        if kind == "part":
+            return
+        _, _, index = subjects.parse_result(message.subject)
+        result = await unpack_result(self._broker, message)
+        if kind == "try":
+            had_begun = not result.never_ran
+            if self._lines.mark_failed(
+                index, result.attempt, time.monotonic(), had_begun=had_begun
+            ):
+                self._logger.info(
+                    "line_failed", index=index, attempt=result.attempt, code=result.code
+                )
+        else:
+            self._add_result(index, result)
+        self._forget_log(result)
+
+    def _add_result(self, index: int, result: ItemResult) -> None:
+        self._lines.mark_ended(index)
+        batch = self.batch
+        self.batch = replace(
+            batch,
+            completed=batch.completed + (not result.code),
+            failed=batch.failed + bool(result.code),
+            usage=batch.usage.plus(result.usage),
+        )
+        ITEMS.labels("failed" if result.code else "completed").inc()
+
+    def _forget_log(self, result: ItemResult) -> None:
+        address = LogAddress(self.batch.tenant, ROUTE, result.request_id)
+        self._logs.append(
+            (time.monotonic() + PURGE_SECONDS, subjects.log(address, self._parts.shards))
+        )
+
+    async def _remove_logs(self, now: float) -> None:
+        """Remove the token logs of lines that have had their result for a while."""
+        stream = topology.token_stream_name(subjects.ITEM_SHARD)
+        while self._logs and self._logs[0][0] <= now:
+            due: list[str] = []
+            while self._logs and self._logs[0][0] <= now and len(due) < PURGED_AT_ONCE:
+                due.append(self._logs.popleft()[1])
+            await asyncio.gather(*(self._broker.purge(stream, each, 0) for each in due))
+
+    # Lines
+
+    async def _feed(self) -> None:
+        """Publish the lines that are due, as many as may be under way."""
+        if self.batch.paused or self.batch.not_before > self._broker.clock.now():
+            return
+        tenant = self._parts.feeder.find_tenant(self.batch)
+        await self._read_lines()
+        self._lines.retry_overdue(time.monotonic())
+        under_way = sum(1 for _ in self._lines.iterate_under_way())
+        room = max(0, min(self._parts.window, tenant.max_queued) - under_way)
+        due = list(islice(self._lines.iterate_due(time.monotonic()), room))
+        if any(state.attempt > 1 for state in due):
+            await self._save(self._with_progress)  # before they are published
+        for start in range(0, len(due), PUBLISHED_AT_ONCE):
+            group = due[start : start + PUBLISHED_AT_ONCE]
+            await asyncio.gather(*(self._publish(state, tenant) for state in group))
+
+    async def _read_lines(self) -> None:
+        """Read lines until as many are in memory as may be under way."""
+        assert self._source
+        while (
+            not self._is_read
+            and len(self._lines) < self._parts.window
+            and self._lines.span < MAX_SPAN
+            and self._lines.bytes < MAX_OPEN_BYTES
+        ):
+            source = await anext(self._source, None)
+            if source is None:
+                self._is_read = True
+                return
+            assert source.data, "checked before the batch began"
+            self._lines.add(source, parse_line(source.data, self.batch.endpoint))
+
+    async def _publish(self, state: LineState, tenant: Tenant) -> None:
+        index = state.source.index
+        try:
+            seconds = await self._parts.feeder.publish(self.batch, state, tenant)
+        except (Refused, StoreRefused) as error:
+            pause = (
+                error.retry_after_seconds if isinstance(error, Refused) else 0
+            ) or RETRY_SECONDS
+            self._lines.delay(index, time.monotonic() + pause)
+        except MillstreamError as error:  # such as a tokeniser that cannot be read
+            self._logger.warning("line_not_published", index=index, reason=str(error))
+            self._lines.delay(index, time.monotonic() + RETRY_SECONDS)
+        else:
+            self._lines.mark_published(index, time.monotonic() + seconds)
+
+    # The end
+
+    async def _finish(self, source: StoredFile) -> None:
+        if self.batch.status is not BatchStatus.FINALIZING:
+            now, cancelled = self._now(), self.batch.status is BatchStatus.CANCELLING
+            if not cancelled:
+                await self._save(lambda it: it.at_status(BatchStatus.FINALIZING, now))
+        files = await write_files(self._broker, self._parts.registry, self.batch, source)
+        await self._save(lambda it: self._as_ended(it, files.output, files.error))
+        self._logger.info(
+            "batch_ended",
+            status=self.batch.status.value,
+            completed=self.batch.completed,
+            failed=self.batch.failed,
+        )
+
+    def _as_ended(self, batch: Batch, output: str, error: str) -> Batch:
+        unrun = batch.total - self.batch.completed - self.batch.failed
+        status = BatchStatus.COMPLETED
+        if batch.status is BatchStatus.CANCELLING:
+            status = BatchStatus.CANCELLED
+        elif unrun:
+            status = BatchStatus.EXPIRED
+        ended = self._with_progress(batch).at_status(status, self._now())
+        return replace(
+            ended, failed=ended.failed + unrun, output_file=output, error_file=error, tries={}
+        )

@@ -1,0 +1,105 @@
+"""Publishes the lines of batches as requests, under the quotas of their tenants."""
+
+import json
+from dataclasses import replace
+
+from api.batches.batch_line import parse_body, to_submission
+from api.submission.quotas import Quotas
+from api.submission.validation import SubmissionValidator, ValidatedRequest
+from jobs.batches.line_states import LineState
+from registry.credentials.keys import Keys
+from registry.tenant_records import ApiKey, Tenant
+from registry.tenants import Tenants
+from streams.broker.broker_client import Broker
+from streams.errors import BadRequest, MillstreamError
+from streams.headers import MESSAGE_ID, ItemRef
+from streams.messages import openai_usage
+from streams.records import request_queue
+from streams.records.batch_records import Batch
+from streams.records.item_results import ItemResult, make_request_id
+from streams.records.result_store import store_result
+
+ROUTE = "jobs"  # of all lines' token logs, which nobody hears
+ENQUEUE_SECONDS = 5.0
+# So long after its deadline a request has ended or was never stored
+EXPIRY_MARGIN_SECONDS = 15.0
+
+
+class BatchRefused(MillstreamError):
+    """The whole batch cannot go on: its tenant or its key is gone."""
+
+    code = "batch_refused"
+
+
+class ItemFeeder:
+    """Turns lines into queued requests; the same line and try is always the same request."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        tenants: Tenants,
+        keys: Keys,
+        validator: SubmissionValidator,
+        quotas: Quotas,
+    ) -> None:
+        self._broker, self._tenants, self._keys = broker, tenants, keys
+        self._validator, self._quotas = validator, quotas
+
+    def find_tenant(self, batch: Batch) -> Tenant:
+        """Return the tenant of a batch, limited as the key that created it; raises `BatchRefused`.
+
+        The key's own limits are those that it had then; if it was revoked since, nothing more is
+        published.
+        """
+        tenant = self._tenants.get(batch.tenant)
+        if tenant is None:
+            raise BatchRefused(f"the tenant {batch.tenant!r} is gone")
+        key = ApiKey.model_validate(json.loads(batch.key)) if batch.key else None
+        if key and key.id:
+            managed = self._keys.get(key.id)
+            if managed and (managed.revoked_at is not None or managed.is_disabled):
+                raise BatchRefused(f"the API key {key.name!r} of the batch was revoked")
+        return tenant.model_copy(update={"key": key})
+
+    async def publish(self, batch: Batch, state: LineState, tenant: Tenant) -> float:
+        """Queue a line's request; return by when it has ended, in seconds from now.
+
+        A line that its endpoint would refuse gets its result at once, and 0 is returned. Raises
+        `Refused` if the line must wait; then it is the same try later.
+        """
+        request_id = make_request_id(batch.secret, state.source.index, state.attempt)
+        ref = ItemRef(batch.id, state.source.index, state.attempt, state.is_last)
+        try:
+            body = parse_body(state.line)
+            (validated,) = await self._validator.validate(tenant, to_submission(state.line, body))
+            seconds = validated.deadline_seconds + EXPIRY_MARGIN_SECONDS
+            reservation = await self._quotas.reserve(tenant, request_id, validated.amounts, seconds)
+        except BadRequest as error:
+            await self._refuse(batch, ref, request_id, error)
+            return 0.0
+        try:
+            await self._enqueue(validated, request_id, ref)
+        except MillstreamError as error:
+            if reservation and not error.may_have_succeeded:
+                self._quotas.release(reservation)
+            raise
+        return seconds
+
+    async def _enqueue(self, validated: ValidatedRequest, request_id: str, ref: ItemRef) -> None:
+        now = self._broker.clock.now_ms()
+        account = self._quotas.packed_account(request_id)
+        envelope = validated.build_envelope(request_id, ROUTE, account, None, now)
+        headers = replace(envelope, item=ref).to_headers() | {MESSAGE_ID: request_id}
+        await request_queue.enqueue(
+            self._broker, validated.lane, validated.packed.payload, headers, ENQUEUE_SECONDS
+        )
+
+    async def _refuse(
+        self, batch: Batch, ref: ItemRef, request_id: str, error: MillstreamError
+    ) -> None:
+        now = self._broker.clock.now_ms()
+        usage = openai_usage(0, 0)
+        result = ItemResult(
+            request_id, ref.attempt, now, code=error.code, message=error.message, usage=usage
+        )
+        await store_result(self._broker, batch.tenant, replace(ref, is_last=True), result)

@@ -1,0 +1,12 @@
+"""Prometheus metrics of the jobs service."""
+
+from prometheus_client import Counter, Gauge
+
+SWEPT_FILES = Counter(
+    "millstream_swept_files_total", "Files whose bytes were removed from the store."
+)
+STORED_FILES = Gauge(
+    "millstream_stored_files", "Files of all tenants, as of the last sweep, by state.", ["state"]
+)
+ITEMS = Counter("millstream_batch_lines_total", "Lines of batches by how they ended.", ["outcome"])
+RUNNING_BATCHES = Gauge("millstream_running_batches", "Batches that this process runs.")

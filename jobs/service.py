@@ -1,0 +1,99 @@
+"""`millstream jobs`: builds the parts of one jobs process and runs them."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import structlog
+
+from api.grammar_checker import GrammarChecker
+from api.submission.quotas import Quotas
+from api.submission.request_limits import DeadlineLimits
+from api.submission.validation import SubmissionValidator
+from api.tokenizer import TokenizerCache
+from jobs.batches.batch_runner import RunnerParts
+from jobs.batches.batch_supervisor import BatchSupervisor
+from jobs.batches.item_feeder import ItemFeeder
+from jobs.file_sweeper import FileSweeper
+from jobs.settings import JobsSettings
+from registry.credentials.keys import Keys
+from registry.price_book import PriceBook
+from registry.store import Registry
+from registry.tenants import Tenants
+from streams import topology
+from streams.broker import declaration
+from streams.broker.broker_client import Broker, connect
+from streams.broker.clock_sync import sync_clock
+from streams.broker.declaration import WAIT_SECONDS
+from streams.coordination.lease import Lease
+from streams.coordination.lease_bucket import LeaseBucket
+from streams.metrics_server import not_yet, serve_metrics
+from streams.records.batch_store import BatchStore
+from streams.records.file_store import FileStore
+
+log = structlog.get_logger()
+
+FILES_LEASE = "jobs.files"
+
+
+async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
+    """Work until `stop` is set; then release all leases, so that another process goes on at once.
+
+    Raises `BrokerUnavailable` if the broker does not answer at the start, in an exception group
+    later.
+    """
+    checks = {"nats": not_yet, "running": not_yet}
+    async with AsyncExitStack() as stack:
+        stack.enter_context(serve_metrics(settings, checks))
+        name = f"jobs-{settings.id}"
+        broker = await stack.enter_async_context(connect(settings.nats, name, settings.nats_files))
+        checks["nats"] = lambda: broker.is_connected
+        for stream in (topology.FILE_RECORDS, topology.BATCHES, topology.RESULTS):
+            await declaration.wait_for_stream(broker, stream)
+        await sync_clock(broker)
+        quotas = Quotas(broker)
+        await quotas.open()
+        parts = await _build_parts(stack, settings, broker, quotas)
+        lease = Lease(broker, FILES_LEASE, settings.id, LeaseBucket(broker))
+        stack.push_async_callback(lease.release)
+        async with asyncio.TaskGroup() as tasks:
+            working = [
+                tasks.create_task(lease.run(), name="lease"),
+                tasks.create_task(quotas.run(), name="quotas"),
+                tasks.create_task(FileSweeper(broker, lease).run(), name="files"),
+                tasks.create_task(BatchSupervisor(parts, settings.id).run(), name="batches"),
+            ]
+            checks["running"] = lambda: not stop.is_set()
+            log.info("jobs_running", id=settings.id)
+            await stop.wait()
+            for task in working:
+                task.cancel()
+
+
+async def _build_parts(
+    stack: AsyncExitStack, settings: JobsSettings, broker: Broker, quotas: Quotas
+) -> RunnerParts:
+    registry = await Registry.open(broker, seconds=WAIT_SECONDS)
+    stack.push_async_callback(registry.close)
+    tenants = await Tenants.open(broker, seconds=WAIT_SECONDS)
+    stack.push_async_callback(tenants.close)
+    keys = await Keys.open(broker, seconds=WAIT_SECONDS)
+    stack.push_async_callback(keys.close)
+    prices = await PriceBook.open(broker, seconds=WAIT_SECONDS)
+    stack.push_async_callback(prices.close)
+    tokenizers = TokenizerCache()
+    stack.callback(tokenizers.close)
+    grammars = GrammarChecker()
+    stack.callback(grammars.close)
+    longest = float(topology.MAX_DEADLINE_SECONDS)
+    deadlines = DeadlineLimits(longest, longest)
+    validator = SubmissionValidator(broker, registry, prices, tokenizers, grammars, deadlines)
+    return RunnerParts(
+        broker,
+        registry,
+        BatchStore(broker),
+        FileStore(broker),
+        ItemFeeder(broker, tenants, keys, validator, quotas),
+        settings.shards,
+        settings.max_batch_lines,
+        settings.batch_window,
+    )

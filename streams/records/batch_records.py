@@ -1,0 +1,115 @@
+"""Records of batches, as the bucket `batches` has them: what was asked for and how far it is.
+
+Pure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Self
+
+from streams import messages
+
+MAX_ERRORS = 100  # of an input file, told to the client
+
+
+class BatchStatus(StrEnum):
+    """OpenAI's states of a batch."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """True if nothing of the batch changes any more."""
+        return self in (self.FAILED, self.COMPLETED, self.EXPIRED, self.CANCELLED)
+
+
+@dataclass(frozen=True)
+class BatchUsage:
+    """Tokens of all lines that have ended, as billed."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def plus(self, usage: Mapping[str, Any]) -> Self:
+        """Return the sums with a `usage` object of OpenAI's added."""
+        return replace(
+            self,
+            prompt_tokens=self.prompt_tokens + usage.get("prompt_tokens", 0),
+            cached_tokens=self.cached_tokens + messages.cached_tokens(usage),
+            completion_tokens=self.completion_tokens + usage.get("completion_tokens", 0),
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of a tenant: one request for each line of its input file.
+
+    `times` has the epoch second at which each status began, and `expires_at` is when the batch's
+    time is over. `secret` makes the ids of its requests. `total` lines are in the input, of which
+    `completed` have succeeded and `failed` have failed, as of the message `counted` of RESULTS. All
+    lines before the index `watermark`, which begins at the byte `offset`, have a result. `tries`
+    has, by its index, the number of the current try of each line that is not at its first, and how
+    many of the earlier ones a worker had begun. `key` is the API key that created it, as JSON
+    without its secret. `paused` stops feeding, `not_before` delays it. `revision` is the sequence
+    of the record in its stream.
+    """
+
+    tenant: str
+    id: str
+    endpoint: str
+    input_file: str
+    window_seconds: int
+    created_at: int
+    expires_at: int
+    secret: bytes
+    key: str = ""
+    metadata: dict[str, str] | None = None
+    output_expires_after_seconds: int | None = None
+    status: BatchStatus = BatchStatus.VALIDATING
+    times: dict[str, int] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    model: str = ""
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    usage: BatchUsage = BatchUsage()
+    counted: int = 0
+    watermark: int = 0
+    offset: int = 0
+    tries: dict[str, tuple[int, int]] = field(default_factory=dict)
+    output_file: str = ""
+    error_file: str = ""
+    not_before: int = 0
+    paused: bool = False
+    retry_of: str = ""
+    revision: int = 0
+
+    def pack(self) -> bytes:
+        """Return the record as msgpack, without its revision."""
+        return messages.pack({k: v for k, v in vars(self).items() if k != "revision"})
+
+    @classmethod
+    def unpack(cls, data: bytes, revision: int) -> Self:
+        """Return the record that `pack` encoded; raises ValueError or TypeError for other bytes."""
+        wire: dict[str, Any] = messages.unpack(data)
+        known = messages.from_wire(cls, wire)
+        return replace(
+            known,
+            status=BatchStatus(known.status),
+            usage=messages.from_wire(BatchUsage, wire["usage"]),
+            tries={index: (tried, begun) for index, (tried, begun) in known.tries.items()},
+            revision=revision,
+        )
+
+    def at_status(self, status: BatchStatus, now: int) -> Self:
+        """Return the record with another status, which begins now."""
+        return replace(self, status=status, times={**self.times, status.value: now})

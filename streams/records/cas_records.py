@@ -1,0 +1,97 @@
+"""Records in a stream of one message per subject: changed by compare-and-set, read by direct get.
+
+For state that grows with use, which no process keeps in memory.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
+from streams.errors import StorageFull
+from streams.headers import EXPECTED_LAST
+
+STORE_SECONDS = 10.0  # for which a record is tried again while the broker does not answer
+
+
+class CasRecord(Protocol):
+    """A frozen record that knows the sequence under which it is stored; 0 before it is."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def revision(self) -> int: ...
+    def pack(self) -> bytes: ...
+
+
+R = TypeVar("R", bound=CasRecord)
+
+
+class RecordChanged(Exception, Generic[R]):
+    """Another process has stored `newer` in place of a record; None: it has removed the record."""
+
+    def __init__(self, newer: R | None) -> None:
+        super().__init__()
+        self.newer = newer
+
+
+class CasRecords(Generic[R]):
+    """The records of one stream. `unpack` makes one of a message's payload and its sequence."""
+
+    def __init__(self, broker: Broker, stream: str, unpack: Callable[[bytes, int], R]) -> None:
+        self._broker, self._stream, self._unpack = broker, stream, unpack
+
+    async def read(self, subject: str) -> R | None:
+        """Return a record as some replica has it; it may be out of date. Raises as `list` does."""
+        found = await self._broker.read(self._stream, {"last_by_subj": subject})
+        return self._read_message(found[0]) if found else None
+
+    async def read_newest(self, subject: str) -> R | None:
+        """Return a record as the leader has it; None if there is none. Raises as `list` does."""
+        query = {"last_by_subj": subject}
+        found = await self._broker.read_from_leader(self._stream, query)
+        return self._read_message(found) if found else None
+
+    async def list(self, pattern: str) -> list[R]:
+        """Return all records on the subjects that match a filter; raises `BrokerUnavailable`."""
+        found = await self._broker.read_subject(self._stream, pattern)
+        return [self._read_message(message) for message in found]
+
+    def _read_message(self, message: StoredMessage) -> R:
+        return self._unpack(message.data, message.seq)
+
+    async def write(self, subject: str, record: R) -> R:
+        """Store a record if its revision is still the newest, and return it with its new one.
+
+        Raises `RecordChanged`, `StorageFull`, or `BrokerUnavailable`.
+        """
+        headers = {EXPECTED_LAST: str(record.revision)}
+        try:
+            stored = await self._broker.store_retrying(
+                subject, record.pack(), headers, STORE_SECONDS
+            )
+        except StoreRefused as refusal:
+            if refusal.is_full:
+                raise StorageFull(f"the stream {self._stream} is full") from None
+            if not refusal.is_conflict:
+                raise
+        else:
+            return replace(record, revision=stored.seq)
+        newer = await self.read_newest(subject)
+        if newer and newer.pack() == record.pack():  # it is ours: only the first answer was lost
+            return newer
+        raise RecordChanged(newer)
+
+    async def change(self, subject: str, record: R, apply: Callable[[R], R]) -> R | None:
+        """Store `apply(record)` in place of a record, and return it; None if it was removed.
+
+        If another process was faster, `apply` is given what that has stored. Raises whatever
+        `apply` raises, and as `write` does.
+        """
+        while True:
+            try:
+                return await self.write(subject, apply(record))
+            except RecordChanged as conflict:
+                if conflict.newer is None:
+                    return None
+                record = conflict.newer

@@ -1,0 +1,122 @@
+"""Results of items: one for each line of a batch, written once by whoever ends the item.
+
+A request that runs an item says so in its headers (`ItemRef`). When it ends, its result is stored
+before its terminal, with the expectation that there is none: whatever is repeated, and however many
+processes try, a line has one result. A failure that may pass is a result only at the last try; else
+it is stored beside, as that of one try, so that the job's owner learns of it from the same stream.
+Pure.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from streams import messages, subjects
+from streams.messages import FinishReason, TokenUsage
+
+_ID_DIGITS = 31
+# Codes of failures after which another try may succeed
+PASSING_FAILURES = frozenset(
+    {
+        "attempts_exhausted",
+        "broker_unavailable",
+        "deadline_exceeded",
+        "engine_failed",
+        "internal_error",
+        "log_lost",
+        "overloaded",
+        "upstream_failed",
+        "work_lost",
+    }
+)
+DEADLINE_EXCEEDED, CANCELLED = "deadline_exceeded", "cancelled"
+
+
+@dataclass(frozen=True)
+class ItemResult:
+    """How a line of a job ended: what it generated, or why it failed.
+
+    `code` is empty for a success, else that of the error in `message`. `text`, `logprobs`,
+    `vectors` and `labels` are those of the request's token log, of all its records. `ended` is in
+    epoch milliseconds, and `usage` as OpenAI's.
+    """
+
+    request_id: str
+    attempt: int
+    ended: int
+    code: str = ""
+    message: str = ""
+    finish: FinishReason | None = None
+    version: str = ""
+    usage: TokenUsage = field(default_factory=dict)
+    text: str = ""
+    logprobs: list[dict[str, Any]] | None = None
+    vectors: list[bytes] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    @property
+    def may_pass(self) -> bool:
+        """True if another try may succeed where this one failed."""
+        return self.code in PASSING_FAILURES
+
+    @property
+    def never_ran(self) -> bool:
+        """True if the deadline passed before any worker had begun: that is no try."""
+        return self.code == DEADLINE_EXCEEDED and not self.version
+
+    def to_terminal(self) -> dict[str, Any]:
+        """Return the terminal of the token log that was removed behind this result."""
+        if self.code and self.code != CANCELLED:
+            return messages.error_record(self.code, self.message, self.usage)
+        return messages.done_record(self.finish or "cancelled", self.usage, {})
+
+    def pack(self) -> bytes:
+        """Return the result as msgpack."""
+        return messages.pack(self)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the result that `pack` encoded; raises ValueError or TypeError for other bytes."""
+        return messages.from_wire(cls, messages.unpack(data))
+
+
+def build_result(
+    request_id: str,
+    attempt: int,
+    ended: int,
+    records: Sequence[Mapping[str, Any]],
+    terminal: Mapping[str, Any],
+) -> ItemResult:
+    """Return the result of a request, of its token log's records and the terminal that ends it."""
+    chunks = [record for record in records if record["type"] == "chunk"]
+    logprobs = [each for chunk in chunks for each in chunk.get("logprobs") or ()]
+    claims = [record["version"] for record in records if record["type"] == "started"]
+    rows = [record for record in records if record["type"] == "result"]
+    is_error = terminal["type"] == "error"
+    finish = None if is_error else terminal["finish_reason"]
+    return ItemResult(
+        request_id=request_id,
+        attempt=attempt,
+        ended=ended,
+        code=terminal["code"] if is_error else CANCELLED if finish == CANCELLED else "",
+        message=terminal["message"] if is_error else "",
+        finish=finish,
+        version=claims[-1] if claims else "",
+        usage=dict(terminal["usage"]),
+        text="".join(chunk["text"] for chunk in chunks),
+        logprobs=logprobs or None,
+        vectors=[vector for row in rows for vector in row["vectors"]],
+        labels=rows[-1].get("labels", []) if rows else [],
+    )
+
+
+def make_request_id(secret: bytes, index: int, attempt: int) -> str:
+    """Return the id of the request that is a try of a line.
+
+    Nobody without the job's secret can guess it, and it is the same whenever the job's owner
+    repeats itself.
+    """
+    digest = hmac.digest(secret, f"{index}.{attempt}".encode(), hashlib.sha256).hex()
+    return f"{subjects.ITEM_PREFIX}{digest[:_ID_DIGITS]}"

@@ -1,0 +1,71 @@
+"""`millstream batch …` against a running cell, as its users type it."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jobs.service
+from tests.integration.jobs.test_batches import chat_line, to_file
+from tests.support.gateways import KEY, RunningGateway, cell
+from tests.support.services import jobs_settings, running
+
+
+class Answer(NamedTuple):
+    """What a command has printed, and its exit status."""
+
+    status: int
+    out: str
+    errors: str
+
+    @property
+    def json(self) -> Any:
+        assert self.status == 0, self.errors
+        return json.loads(self.out)
+
+
+async def batch(gateway: RunningGateway, *words: str) -> Answer:
+    told = ("--url", gateway.url, "--api-key", KEY)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "millstream", "batch", *words, *told, stdout=-1, stderr=-1
+    )
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    return Answer(process.returncode, out.decode(), errors.decode())
+
+
+async def test_a_batch_is_submitted_watched_and_read(nats_url: str, tmp_path: Path) -> None:
+    """Each command with JSON for programs; the results are in the order of the input."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(to_file([*map(chat_line, range(5)), chat_line(5, model="nobody")])[1])
+    async with cell(nats_url) as (gateway,), running(jobs.service, jobs_settings(nats_url)):
+        made = (await batch(gateway, "submit", str(source), "--json")).json
+        assert made["status"] == "validating"
+        watched = await batch(gateway, "watch", made["id"], "--json")
+        assert watched.status == 0, watched.errors
+        assert json.loads(watched.out.splitlines()[-1])["status"] == "completed"
+        shown = await batch(gateway, "status", made["id"])
+        assert "5 completed, 1 failed" in " ".join(shown.out.split())
+        await batch(gateway, "results", made["id"], "--output", str(out))
+        ids = [json.loads(line)["custom_id"] for line in out.read_text().splitlines()]
+        assert ids == [f"id-{i}" for i in range(6)]
+        assert (await batch(gateway, "items", made["id"], "id-5", "--json")).json["index"] == 5
+        refused = await batch(gateway, "cancel", made["id"])
+        assert refused.status == 1
+        assert "has ended" in refused.errors
+
+
+async def test_a_batch_that_cannot_begin_says_why(nats_url: str, tmp_path: Path) -> None:
+    """The lines that are wrong, an id that nobody has, a gateway that is not there."""
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"no json\n")
+    async with cell(nats_url) as (gateway,), running(jobs.service, jobs_settings(nats_url)):
+        made = (await batch(gateway, "submit", str(source), "--json")).json
+        watched = await batch(gateway, "watch", made["id"])
+        assert watched.status == 1
+        assert "line 1: this is not JSON" in " ".join(watched.out.split())
+        unknown = await batch(gateway, "status", "batch_nobody")
+        assert (unknown.status, "no batch 'batch_nobody'" in unknown.errors) == (1, True)
+        gone = await batch(RunningGateway(1, asyncio.Event()), "status", "batch_nobody")
+        assert "no gateway answers at" in gone.errors
