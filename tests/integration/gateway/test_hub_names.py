@@ -12,7 +12,7 @@ from streams import subjects
 from streams.subjects import Lane, Priority
 from tests.support.accounts_server import connect, producer_client
 from tests.support.eventually import eventually
-from tests.support.gateways import QUICK, cell_with_model
+from tests.support.gateways import QUICK, RunningGateway, cell_with_model
 
 NAME = "A" * 30 + "/" + "Ab.C_d-" * 9 + "XX"  # 96 characters, the most that the Hub takes
 VERSION = "V" * 128
@@ -36,6 +36,10 @@ async def test_the_longest_names_are_served(nats_url: str, name: str, version: s
             assert (await socket.receive_rest("1"))[-1]["type"] == "done"
 
 
+async def is_served(gateway: RunningGateway, model: str) -> bool:
+    return (await gateway.complete(model=model)).status == 200
+
+
 async def test_producers_and_aliases_have_such_names_too(nats_url: str) -> None:
     """A producer writes the name into a subject, an alias into a key of the registry."""
     async with (
@@ -45,8 +49,7 @@ async def test_producers_and_aliases_have_such_names_too(nats_url: str) -> None:
     ):
         registry = await Registry.open(broker)
         await registry.set_alias(NAME.lower(), NAME)
-        answer = await gateway.complete(model=NAME.lower())
-        assert answer.status == 200, answer.body
+        await eventually(lambda: is_served(gateway, NAME.lower()))
         await registry.close()
         lane = Lane("acme", NAME, Priority.STANDARD)
         subject = subjects.request(lane).replace(".request.", ".submit.")
