@@ -128,7 +128,7 @@ class Broker(ReconnectingClient):
     async def _ask_about_jetstream(self) -> bytes | None:
         """Return the answer to `$JS.API.INFO`; None if there is none, so that the first call tells.
 
-        A server that has just started lets a user in before it has all that his account imports.
+        A server that has just started lets users in before it has all that their account imports.
         """
         for seconds in _READ_SECONDS:
             try:

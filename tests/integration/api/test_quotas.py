@@ -27,7 +27,7 @@ from tests.integration.gateway.entrypoints.test_nats_ingress import producer
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, cell, gateways, register, tenants
-from tests.support.services import always
+from tests.support.services import always, command_settings
 
 
 async def price(broker: Broker, **prices: float) -> None:
@@ -146,7 +146,7 @@ async def test_producers_wait_for_a_place_and_are_told_of_a_spent_day(nats_url: 
     async with cell(nats_url, tenants=limits), producer(nats_url) as p:
         for number in range(4):
             await p.submit({"prompt": "hello", "max_tokens": 8}, f"s{number}")
-        await eventually(lambda: len(p.ended()) == 4, 30)
+        await eventually(lambda: len(p.ended()) == 4)
         ends = sorted(end.get("code", end["type"]) for end in p.ended())
         assert ends == ["done", "done", "done", "insufficient_quota"]
 
@@ -160,12 +160,13 @@ async def test_an_operator_sees_what_is_used(
         assert statuses([await gateway.complete() for _ in range(2)]) == {200: 2}
         await eventually(lambda: is_settled(broker, 2))
         capsys.readouterr()
-        await show(UsageSettings(nats=nats_url, as_json=True), asyncio.Event())
+        told = command_settings(nats_url)
+        await show(UsageSettings(**told, as_json=True), asyncio.Event())
         (row,) = json.loads(capsys.readouterr().out)
         assert (row["tenant"], row["scope"]) == ("acme", "tenant")
         assert row["requests_per_minute"] == {"used": 2, "limit": 5}
         assert row["tokens_per_day"] == {"used": 2 * COST, "limit": 1000}
-        await show(UsageSettings(nats=nats_url, tenant="acme"), asyncio.Event())
+        await show(UsageSettings(**told, tenant="acme"), asyncio.Event())
         assert "26 of 1,000" in capsys.readouterr().out
         with pytest.raises(TenantNotFound):
-            await show(UsageSettings(nats=nats_url, tenant="nobody"), asyncio.Event())
+            await show(UsageSettings(**told, tenant="nobody"), asyncio.Event())

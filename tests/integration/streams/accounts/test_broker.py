@@ -1,7 +1,8 @@
 """`Broker` with the credentials of a class: the same calls as without accounts."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from nats.js.errors import NotFoundError
@@ -13,6 +14,7 @@ from streams.broker.broker_client import Broker, connect
 from streams.connection_files import ConnectionFiles
 from streams.subjects import PoolKey, Priority
 from tests.support.accounts_cell import AccountsCell
+from tests.support.accounts_server import process_files
 
 POOL = PoolKey("mock", "v1", Priority.BATCH)
 
@@ -39,6 +41,15 @@ async def test_the_admin_service_declares_streams_of_both_stores(cell: AccountsC
         assert await declaration.list_streams(admin, "infer.request.*.*.*") == [topology.REQUESTS]
         with pytest.raises(NotFoundError):
             await declaration.stream_info(admin, "INGRESS_acme")
+
+
+async def test_many_may_come_at_once_to_a_server_that_has_just_started(nats_url: str) -> None:
+    """It lets users in before it has all that their account imports, as the JetStream API is."""
+    files = process_files(nats_url, UserClass.GATEWAY, "g1")
+    async with AsyncExitStack() as stack:
+        opened = (connect(nats_url, f"g{number}", files) for number in range(20))
+        brokers = await asyncio.gather(*(stack.enter_async_context(each) for each in opened))
+        assert all(broker.is_connected for broker in brokers)
 
 
 @pytest.mark.parametrize("user_class", [UserClass.ADMIN, UserClass.OPERATOR])
