@@ -39,7 +39,7 @@ class AccountsServer(NatsServer):
     """A nats-server of one test's own, with a user for each process."""
 
     def __init__(self, store: Path) -> None:
-        text = node_configuration(_observed_accounts(), "nats", ["nats"], str(store))
+        text = node_configuration(_shared_accounts(), "nats", ["nats"], str(store))
         configuration = store / "nats.conf"
         configuration.write_text(text)
         super().__init__(store, configuration=configuration)
@@ -47,7 +47,12 @@ class AccountsServer(NatsServer):
 
     def violations(self) -> list[str]:
         """What users have tried that they may not, as the server has logged it."""
-        return _VIOLATION.findall((self.store / "server.log").read_text(errors="replace"))
+        return find_violations(self.store / "server.log")
+
+
+def find_violations(log: Path) -> list[str]:
+    """What users have tried that they may not, as the log of a server with accounts says."""
+    return _VIOLATION.findall(log.read_text(errors="replace"))
 
 
 def guard(url: str) -> None:
@@ -55,11 +60,16 @@ def guard(url: str) -> None:
     _guarded_ports.add(urlsplit(url).port)
 
 
+def _is_guarded(urls: str) -> bool:
+    """Whether the first of these addresses leads to a server with accounts."""
+    return urlsplit(urls.partition(",")[0]).port in _guarded_ports
+
+
 def process_files(
     url: str, user_class: UserClass, name: str, pins: Pins | None = None
 ) -> ConnectionFiles:
     """Credentials of a process, pinned to its name; none for a server without accounts."""
-    if urlsplit(url).port not in _guarded_ports:
+    if not _is_guarded(url):
         return NO_FILES
     user = f"{user_class}-{token(name)}"
     return ConnectionFiles(creds=_cell().add_user(user, user_class, pins or Pins(id=name)))
@@ -67,7 +77,7 @@ def process_files(
 
 def observer_files(url: str) -> ConnectionFiles:
     """Credentials of a test itself; none for a server without accounts."""
-    if urlsplit(url).port not in _guarded_ports:
+    if not _is_guarded(url):
         return NO_FILES
     return ConnectionFiles(creds=_observer_credentials())
 
@@ -93,17 +103,28 @@ def _cell() -> CellDirectory:
 
 
 @cache
-def _observer() -> tuple[AccountState, KeyPair]:
-    key = KeyPair.generate(KeyKind.ACCOUNT)
-    return AccountState("OBSERVERS", key.public, issued_at=int(time.time())), key
+def _shared_accounts() -> AccountsBlock:
+    return observed_accounts(_cell())
+
+
+def observed_accounts(cell: CellDirectory) -> AccountsBlock:
+    """What servers of a cell are told of its accounts, with that of observers."""
+    block = cell.accounts_block()
+    return replace(block, accounts={**block.accounts, _observer().public: observer_token(cell)})
+
+
+def observer_token(cell: CellDirectory) -> str:
+    """The claims of the observers' account in a cell, made now with the cell's keys."""
+    mint = cell.mint()
+    state = AccountState("OBSERVERS", _observer().public, issued_at=int(time.time()))
+    imports = [mint.import_right(right, state) for right in _observed(mint)]
+    return encode(account_claims(state, (), imports), mint.operator)
 
 
 @cache
-def _observed_accounts() -> AccountsBlock:
-    block, mint, (state, _) = _cell().accounts_block(), _cell().mint(), _observer()
-    imports = [mint.import_right(right, state) for right in _observed(mint)]
-    claims = encode(account_claims(state, (), imports), mint.operator)
-    return replace(block, accounts={**block.accounts, state.public: claims})
+def _observer() -> KeyPair:
+    """The key of the observers' account, the same in all cells."""
+    return KeyPair.generate(KeyKind.ACCOUNT)
 
 
 def _observed(mint: Mint) -> Iterator[Right]:
@@ -137,9 +158,8 @@ def _covers(other: Right, right: Right) -> bool:
 
 @cache
 def _observer_credentials() -> Path:
-    state, key = _observer()
     user = NewUser(UserClass.ADMIN, "observer", KeyPair.generate(KeyKind.USER))
-    made = user.sign(state.public, key, time.time(), permissions=EVERYTHING)
+    made = user.sign(_observer().public, _observer(), time.time(), permissions=EVERYTHING)
     file = Path(_home.name) / "observer.creds"
     write_credentials(file, made)
     return file
