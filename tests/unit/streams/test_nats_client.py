@@ -62,7 +62,7 @@ async def test_a_server_that_has_not_greeted_is_no_older_than_the_last_one() -> 
     async with await asyncio.start_server(be_silent, "127.0.0.1", two := free_port()):
         urls = [f"nats://127.0.0.1:{port}" for port in (one, two)]
         await client.connect(
-            urls, dont_randomize=True, reconnect_time_wait=0, connect_timeout=PATIENCE_SECONDS
+            urls, dont_randomize=True, reconnect_time_wait=0, connect_timeout=int(PATIENCE_SECONDS)
         )
         await eventually(lambda: client._current_server and client._current_server.uri.port == two)
         assert client.connected_server_version.major == 2
