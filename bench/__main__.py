@@ -9,6 +9,8 @@ from functools import partial
 
 from bench import (
     abusive_clients,
+    accounts_cost,
+    append_cost,
     backlog,
     chunked_prefill,
     engine_comparison,
@@ -25,7 +27,7 @@ from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_rando
 NEED_TRACES = "mixed", "live-b2", "live-b3"
 NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
-SETTLED = "idle", "unread", "cancels", "ledger"
+SETTLED = "idle", "unread", "cancels", "ledger", "accounts", "append"
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
@@ -38,6 +40,8 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "backlog": backlog.measure,
     "quotas": quota_cost.measure,
     "ledger": ledger_sums.measure,
+    "accounts": accounts_cost.measure,
+    "append": append_cost.measure,
     "idle": abusive_clients.idle,
     "unread": abusive_clients.unread,
     "cancels": abusive_clients.cancels,

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import nats.errors
-from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, NO_RESPONDERS_STATUS, Srv
+from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, NO_RESPONDERS_STATUS, ServerVersion, Srv
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -49,6 +49,15 @@ class PatchedNatsClient(NatsClient):
     def ssl_context(self) -> ssl.SSLContext:
         """The certificates for the next TLS handshake, read anew. Raises `UnusableFile`."""
         return self._authentication.ssl_context()
+
+    @property
+    def connected_server_version(self) -> ServerVersion:
+        """The version of the server of now, or of the last one.
+
+        nats-py knows none while it tries a server for the first time, and would have a consumer
+        made by a call for servers before 2.9, to which no user has a right.
+        """
+        return ServerVersion(self._server_info.get("version", "0.0.0"))
 
     def sign_nonce(self, nonce: str) -> bytes:
         """Read the identity for one connect, and sign the server's nonce (`signature_cb`).

@@ -1,18 +1,24 @@
-"""The brokers of a run: one with the embedded settings, or three with a cluster's, as shipped."""
+"""The brokers of a run: one with the embedded settings, or three with a cluster's, as shipped.
+
+They know the accounts and users of a cell of the run's own, and observers.
+"""
 
 import itertools
-import json
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from millstream.up import health_probe
+from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.server_configuration import embedded_configuration, node_configuration
 from tests.chaos import network_partition
+from tests.support.accounts_server import find_violations, guard, observed_accounts
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 
-SHIPPED = Path(__file__).parents[2] / "streams" / "nats"
 DISK_MIB = 64
 READY_SECONDS = 60
 ASK_SECONDS = 2.0
@@ -21,8 +27,9 @@ ASK_SECONDS = 2.0
 class BrokerCluster:
     """Nodes by number. With `linked`, each is reached over wires that can be cut."""
 
-    def __init__(self, count: int, home: Path, linked: bool, small_disk: bool) -> None:
-        self.count, self._home, self._linked, self._small = count, home, linked, small_disk
+    def __init__(self, cell: CellDirectory, count: int, linked: bool, small_disk: bool) -> None:
+        self._cell, self._home = cell, cell.path.parent
+        self.count, self._linked, self._small = count, linked, small_disk
         self.ports = [free_port() for _ in range(count)]
         self._cluster_ports = [free_port() for _ in range(count)]
         self._monitors = [free_port() for _ in range(count)]
@@ -33,6 +40,7 @@ class BrokerCluster:
         """Returns when every node is ready, and a cluster has its leader."""
         for number in range(self.count):
             self.nodes.append(self._node(number))
+            guard(self.nodes[number].url)
         for number in range(self.count):
             await self.wait_until_ready(number)
 
@@ -49,6 +57,18 @@ class BrokerCluster:
     def disk(self, number: int) -> Path:
         """Where a node keeps its streams."""
         return self._home / f"nats-{number}" / "disk"
+
+    def forget_accounts(self, number: int) -> None:
+        """A node that is down loses what it was told of accounts."""
+        shutil.rmtree(self._resolver_directory(number))
+
+    def _resolver_directory(self, number: int) -> Path:
+        return self.disk(number) / "accounts"
+
+    def violations(self) -> dict[str, list[str]]:
+        """What users have tried that they may not, as each node has logged it."""
+        names = [f"nats-{number}" for number in range(self.count)]
+        return {name: find_violations(self._home / name / "server.log") for name in names}
 
     def urls(self, service: str) -> str:
         """Where a service finds the brokers: over wires of its own if it may be parted."""
@@ -98,24 +118,23 @@ class BrokerCluster:
             options.append("-a=0.0.0.0")  # at its end of each wire
         if self.count > 1:
             options += self._cluster_options(number)
-        return NatsServer(disk.parent, self.ports[number], self._configuration(number), options)
+        told = {"NATS_PORT": str(self.ports[number]), "NATS_STORE_DIR": str(disk)}
+        return NatsServer(
+            disk.parent,
+            self.ports[number],
+            self._configuration(number),
+            options,
+            {**os.environ, **told},
+        )
 
     def _configuration(self, number: int) -> Path:
-        """The shipped file with this node's name and places; ports are in the command line."""
-        shipped = (SHIPPED / ("cluster.conf" if self.count > 1 else "embedded.conf")).read_text()
-        disk = json.dumps(str(self.disk(number)))
-        places = {
-            "$NATS_NAME": f"nats-{number}",
-            "$NATS_ROUTES": "[]",
-            "$NATS_PORT": str(self.ports[number]),
-            "$NATS_STORE_DIR": disk,
-            '"/data/jetstream"': disk,
-        }
-        for place, value in places.items():
-            shipped = shipped.replace(place, value)
-        configuration = self._home / f"nats-{number}.conf"
-        configuration.write_text(shipped)
-        return configuration
+        """A node's, as shipped; ports are in the command line."""
+        names, accounts = [f"nats-{n}" for n in range(self.count)], observed_accounts(self._cell)
+        if self.count == 1:
+            text = embedded_configuration(accounts, self._resolver_directory(number))
+        else:
+            text = node_configuration(accounts, names[number], names, str(self.disk(number)))
+        return self._cell.write_node(names[number], text)
 
     def _cluster_options(self, number: int) -> list[str]:
         others = [other for other in range(self.count) if other != number]

@@ -139,6 +139,12 @@ def tenants_apart(story: IndexedHistory) -> Violations:
             yield probe.request_id, f"{probe.tenant} asked for another's and got {probe.answer}"
 
 
+def within_rights(story: IndexedHistory) -> Violations:
+    """No process tries what its user of the brokers may not."""
+    for violation in story.violations:
+        yield violation.broker, violation.what
+
+
 def refused_clearly(story: IndexedHistory) -> Violations:
     """A refusal says why and when to come again (8)."""
     for stream in story.requests.values():
@@ -223,6 +229,7 @@ RULES: tuple[Callable[[IndexedHistory], Violations], ...] = (
     billed_once,
     unheard_settled,
     tenants_apart,
+    within_rights,
     refused_clearly,
     accepted_in_the_end,
     known_when_resumed,

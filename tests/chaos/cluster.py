@@ -12,6 +12,9 @@ from typing import Any
 from registry.models import mock_model
 from registry.store import Registry
 from streams import subjects, topology
+from streams.accounts.access import UserClass
+from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.rights import Pins
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.coordination import lease_bucket
@@ -26,6 +29,7 @@ from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess
 
+MODEL, SYSTEM = "mock", "system"
 KEYS = {tenant: f"sk-{tenant}" for tenant in TENANTS}
 SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
 READY_SECONDS = 90
@@ -39,7 +43,7 @@ READY = {
     "worker": "model_ready",
 }
 
-LEASES = {"admin": "admin", "dispatcher": "dispatcher.mock"}  # by which a kind has a leader
+LEASES = {"admin": "admin", "dispatcher": f"dispatcher.{MODEL}"}  # by which a kind has a leader
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Cluster:
     def __init__(self, shape: ClusterShape, home: Path) -> None:
         self.shape, self._home = shape, home
         self.shards = SHARDS[shape.nodes]
-        self.brokers = BrokerCluster(shape.nodes, home, shape.can_partition, shape.small_disk)
+        self.cell = CellDirectory.create(home / "keys", self.shards)
+        self.brokers = BrokerCluster(self.cell, shape.nodes, shape.can_partition, shape.small_disk)
         self.services: dict[str, ServiceProcess] = {}
         self.readers: dict[str, SlowClient] = {}
         self.clocks: dict[str, WallClock] = {}
@@ -83,6 +88,8 @@ class Cluster:
     async def start(self) -> None:
         """Returns when every service is ready."""
         await self.brokers.start()
+        for name in (*self._names(), SYSTEM):
+            self.add_user(name)
         self._write_configuration()
         if self.shape.own_clocks:
             self._give_clocks(wall_clock.build_library(self._home))
@@ -93,6 +100,15 @@ class Cluster:
             await self._register(broker)
             await eventually(lambda: self.leader(broker, LEASES["dispatcher"]), READY_SECONDS)
         await eventually(lambda: all(map(self.is_ready, self.services)), READY_SECONDS)
+
+    def add_user(self, name: str) -> None:
+        """Give a process credentials, or new ones, which it takes up while it runs.
+
+        A worker's are for its model alone.
+        """
+        kind = name.partition("-")[0]
+        pins = Pins(name, ((MODEL, "*"),) if kind == "worker" else None)
+        self.cell.add_user(name, UserClass(kind), pins)
 
     def _give_clocks(self, library: Path) -> None:
         for name in self._names():
@@ -188,10 +204,11 @@ class Cluster:
         kind, _, number = name.partition("-")
         own: dict[str, dict[str, Any]] = {
             "gateway": {"port": self._ports[int(number)]} if kind == "gateway" else {},
-            "worker": {"model": '["mock"]'},
+            "worker": {"model": f'["{MODEL}"]'},
         }
         return {
             "id": name,
+            "nats_creds": self.cell.user_file(name),
             "config": self._home / "millstream.toml",
             "replicas": self.shape.nodes,
             "shards": self.shards,

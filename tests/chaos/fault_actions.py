@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from streams import subjects, topology
+from tests.chaos import account_changes
 from tests.chaos.broker_cluster import DISK_MIB
 from tests.chaos.cluster import Cluster
 from tests.support.accounts_server import connect
@@ -124,6 +125,27 @@ async def wipe(cluster: Cluster, name: str) -> None:
     process.wipe()
 
 
+async def forget_accounts(cluster: Cluster, name: str) -> None:
+    """A broker dies, and loses what it was told of accounts."""
+    await kill(cluster, name)
+    cluster.brokers.forget_accounts(int(name.removeprefix("nats-")))
+
+
+async def rotate_keys(cluster: Cluster, name: str) -> None:
+    """An operator replaces all signing keys and users' credentials, one step after the other."""
+    await account_changes.rotate_keys(cluster)
+
+
+async def revoke_user(cluster: Cluster, name: str) -> None:
+    """A process is cut off by all brokers, as one whose credentials were stolen."""
+    await account_changes.revoke_user(cluster, name)
+
+
+async def add_user(cluster: Cluster, name: str) -> None:
+    """It is given new credentials."""
+    cluster.add_user(name)
+
+
 async def _hold_stream_limit(cluster: Cluster, name: str, size: int) -> None:
     """Set a limit, and again whenever a gateway has mended it, until it is restored."""
     await _set_stream_limit(cluster, name, size)
@@ -201,6 +223,9 @@ ACTIONS: dict[str, tuple[Action, Action]] = {
     "squeeze": (shrink_stream, restore_stream_limit),
     "delete": (delete_stream, undo_nothing),
     "wipe": (wipe, start),
+    "forget": (forget_accounts, start),
+    "rotate": (rotate_keys, undo_nothing),
+    "revoke": (revoke_user, add_user),
     "deafen": (stop_reading, read_normally),
     "dawdle": (read_slowly, read_normally),
     "ahead": (set_clock_ahead, set_clock_right),

@@ -137,6 +137,14 @@ class AccessProbed:
 
 
 @dataclass(frozen=True)
+class AccessViolated:
+    """A process tried what its user may not, as a broker says."""
+
+    broker: str
+    what: str
+
+
+@dataclass(frozen=True)
 class StoredLog:
     """A token log as it is stored at the end. `chunks` are (index, count, text)."""
 
@@ -200,6 +208,7 @@ Event = (
     | Disconnected
     | FaultInjected
     | AccessProbed
+    | AccessViolated
     | StoredLog
     | LedgerEntry
     | QueueDepth

@@ -9,6 +9,7 @@ from streams.topology import LOG_SECONDS
 from tests.chaos.history import (
     Accepted,
     AccessProbed,
+    AccessViolated,
     Cancelled,
     Chunk,
     Disconnected,
@@ -86,6 +87,7 @@ class IndexedHistory:
         self.probes, self.queue_depths = self.all(AccessProbed), self.all(QueueDepth)
         self.footprints, self.injections = self.all(FootprintChange), self.all(FaultInjected)
         self.unknown, self.unexpected = self.all(UnknownOnResume), self.all(UnexpectedFrame)
+        self.violations = self.all(AccessViolated)
         self.dropped, self.readers = self.all(Disconnected), _readers(self.injections)
         read_at = max((end.at for end in self.all(Ended)), default=0.0) + READ_SECONDS
         self._kept_since = read_at - LOG_SECONDS

@@ -18,6 +18,7 @@ from tests.chaos.fault_actions import ACTIONS
 from tests.chaos.history import (
     Accepted,
     AccessProbed,
+    AccessViolated,
     Event,
     FaultInjected,
     FootprintChange,
@@ -95,6 +96,8 @@ async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
     async with connect(cluster.brokers.direct, "chaos") as broker:
         await _wait_until_idle(broker)
         recorder.events += await stored_state.read_stored_events(broker, cluster.shards)
+    for node, found in cluster.brokers.violations().items():
+        recorder.events += [AccessViolated(node, what) for what in dict.fromkeys(found)]
     recorder.events += _footprint_changes(before, await _footprints(cluster, before))
     return recorder.events
 

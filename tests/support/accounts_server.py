@@ -44,7 +44,7 @@ class AccountsServer(NatsServer):
     """A nats-server of one test's own, with a user for each process."""
 
     def __init__(self, store: Path) -> None:
-        text = node_configuration(_observed_accounts(), "nats", ["nats"], str(store))
+        text = node_configuration(_shared_accounts(), "nats", ["nats"], str(store))
         configuration = store / "nats.conf"
         configuration.write_text(text)
         super().__init__(store, configuration=configuration)
@@ -52,7 +52,12 @@ class AccountsServer(NatsServer):
 
     def violations(self) -> list[str]:
         """What users have tried that they may not: lines of the log with who and on what."""
-        return _VIOLATION.findall((self.store / "server.log").read_text(errors="replace"))
+        return find_violations(self.store / "server.log")
+
+
+def find_violations(log: Path) -> list[str]:
+    """Lines of the log of a server with accounts that tell of what users may not."""
+    return _VIOLATION.findall(log.read_text(errors="replace"))
 
 
 def guard(url: str) -> None:
@@ -65,11 +70,16 @@ def unguard(url: str) -> None:
     _guarded_ports.discard(urlsplit(url).port)
 
 
+def _is_guarded(urls: str) -> bool:
+    """Whether the first of these addresses leads to a server with accounts."""
+    return urlsplit(urls.partition(",")[0]).port in _guarded_ports
+
+
 def process_files(
     url: str, user_class: UserClass, name: str, pins: Pins | None = None
 ) -> ConnectionFiles:
     """Credentials of a process, pinned to its name; none for a server without accounts."""
-    if urlsplit(url).port not in _guarded_ports:
+    if not _is_guarded(url):
         return NO_FILES
     user = f"{user_class}-{token(name)}"
     return ConnectionFiles(creds=_cell().add_user(user, user_class, pins or Pins(id=name)))
@@ -83,7 +93,7 @@ def worker_pins(worker: str, models: Iterable[str]) -> Pins:
 
 def observer_files(url: str) -> ConnectionFiles:
     """Credentials of a test itself; none for a server without accounts."""
-    if urlsplit(url).port not in _guarded_ports:
+    if not _is_guarded(url):
         return NO_FILES
     return ConnectionFiles(creds=_observer_credentials())
 
@@ -127,16 +137,27 @@ def _account(name: str) -> tuple[AccountState, KeyPair]:
 
 
 @cache
-def _observed_accounts() -> AccountsBlock:
-    """The cell's accounts, the observer's, and the producer's."""
-    block, mint = _cell().accounts_block(), _cell().mint()
-    (observer, _), (producer, _) = _account(_OBSERVERS), _account(PRODUCER)
-    imports = [mint.import_right(right, observer) for right in _observed(mint)]
+def _shared_accounts() -> AccountsBlock:
+    return observed_accounts(_cell())
+
+
+def observed_accounts(cell: CellDirectory) -> AccountsBlock:
+    """What servers of a cell are told of its accounts, the observer's and the producer's."""
+    block, (observer, _) = cell.accounts_block(), _account(_OBSERVERS)
+    producer, _ = _account(PRODUCER)
     claims = {
-        observer.public: encode(account_claims(observer, (), imports), mint.operator),
-        producer.public: mint.tenant_token(PRODUCER, producer),
+        observer.public: observer_token(cell),
+        producer.public: cell.mint().tenant_token(PRODUCER, producer),
     }
     return replace(block, accounts={**block.accounts, **claims})
+
+
+def observer_token(cell: CellDirectory) -> str:
+    """The claims of the observers' account in a cell, made now with the cell's keys."""
+    mint, (known, _) = cell.mint(), _account(_OBSERVERS)
+    state = replace(known, issued_at=int(time.time()))
+    imports = [mint.import_right(right, state) for right in _observed(mint)]
+    return encode(account_claims(state, (), imports), mint.operator)
 
 
 def _observed(mint: Mint) -> Iterator[Right]:

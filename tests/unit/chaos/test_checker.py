@@ -11,6 +11,7 @@ from tests.chaos.checker import RULES, check
 from tests.chaos.history import (
     Accepted,
     AccessProbed,
+    AccessViolated,
     Cancelled,
     Chunk,
     Disconnected,
@@ -80,6 +81,7 @@ BROKEN: list[tuple[str, Change]] = [
     ("tenants_apart", with_event_changed(LOG, tenant="other")),
     ("tenants_apart", with_event_changed(first_event(LedgerEntry, "id-a"), tenant="other")),
     ("tenants_apart", with_event_changed(first_event(AccessProbed, "id-a"), answer="accepted")),
+    ("within_rights", lambda events: [*events, AccessViolated("nats-0", "Publish Violation")]),
     ("refused_clearly", with_event_changed(first_event(Refused, "b"), retry_after_ms=None)),
     ("refused_clearly", with_event_changed(first_event(Refused, "b"), code="internal_error")),
     ("accepted_in_the_end", lambda events: [*events, NEVER]),

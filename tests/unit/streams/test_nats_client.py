@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client as NatsClient
 
 from streams.broker.nats_client import PatchedNatsClient
-from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,20}", fullmatch=True)
@@ -39,6 +39,35 @@ async def test_a_cancellation_that_was_lost_ends_the_next_try() -> None:
     )
     await asyncio.wait({connecting}, timeout=PATIENCE_SECONDS)
     assert connecting.cancelled()
+
+
+async def test_a_server_that_has_not_greeted_is_no_older_than_the_last_one() -> None:
+    """What is sent meanwhile must not be for servers of long ago."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        writer.write(b'INFO {"version": "2.15.1", "headers": true, "max_payload": 1000000}\r\n')
+        while (await reader.readline()) != b"PING\r\n":
+            pass
+        writer.write(b"PONG\r\n")
+        await writer.drain()
+        first.close()
+        writer.close()
+
+    async def be_silent(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    client = PatchedNatsClient()
+    first = await asyncio.start_server(serve, "127.0.0.1", one := free_port())
+    async with await asyncio.start_server(be_silent, "127.0.0.1", two := free_port()):
+        urls = [f"nats://127.0.0.1:{port}" for port in (one, two)]
+        await client.connect(
+            urls, dont_randomize=True, reconnect_time_wait=0, connect_timeout=int(PATIENCE_SECONDS)
+        )
+        await eventually(lambda: client._current_server and client._current_server.uri.port == two)
+        assert client.connected_server_version.major == 2
+        client.abort()
+        await client.close()
 
 
 async def test_a_flush_does_not_overtake_a_subscription() -> None:

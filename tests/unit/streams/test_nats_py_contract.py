@@ -33,6 +33,7 @@ CLIENT_STATE = {
     "_pongs",
     "_ps",
     "_public_nkey",
+    "_server_info",
     "_status",
     "_transport",
     "CONNECTED",
