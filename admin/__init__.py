@@ -9,7 +9,8 @@ declarer         what is declared, and when
 operation_table  every operation: its name, its HTTP method and path, its arguments (pure)
 operations       what each operation does with models and tenants, `key_operations` with keys and
                  the deny-list for tokens, `price_operations` with prices; `admin_api` checks,
-                 counts and logs them
+                 counts and logs them; `account_operations` with tenants' accounts at the broker,
+                 of which `account_updates` tells the servers
 http_api         operations under `/admin/v1`, for the `caller` whom `admin_keys` finds by a key;
                  uvicorn runs it in `http_server`
 nats_api         the same operations on `infer.admin.>`

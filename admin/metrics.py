@@ -20,6 +20,15 @@ DECLARING = Gauge(
 UNUSABLE = Gauge(
     "millstream_admin_unusable_stream", "Streams that the broker refuses to make.", ["stream"]
 )
+ACCOUNT_UPDATES = Counter(
+    "millstream_admin_account_updates_total",
+    "Claims of tenants' accounts that the NATS servers were told, by how that ended.",
+    ["outcome"],
+)
+UNTOLD_ACCOUNTS = Gauge(
+    "millstream_admin_untold_accounts",
+    "Accounts of tenants that not every NATS server has taken yet, at the service that leads.",
+)
 
 
 def observe_unusable(streams: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from nats.js.errors import ServiceUnavailableError
 from streams import topology
 from streams.accounts import access
 from streams.accounts.access import UserClass, api_prefix
-from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.cell_directory import TENANT_PREFIX, TENANT_USERS
 from streams.accounts.claims import EVERYTHING
 from streams.accounts.credentials_file import UserCredentials, read_credentials
 from streams.accounts.minting import NewUser
@@ -34,6 +34,7 @@ from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
+from tests.support.tenant_directory import TenantDirectory
 
 _VIOLATION = re.compile(r'(?i)permissions violation for \w+ to "([^"]*)"')
 _NOBODYS = "nobody.may"
@@ -89,7 +90,7 @@ class AccountsCell:
 
     def __init__(self, home: Path, count: int) -> None:
         self._home, self._count = home, count
-        self.directory = CellDirectory.create(home / "keys", shards=1)
+        self.directory = TenantDirectory.create(home / "keys", shards=1)
         self._cluster_ports = [free_port() for _ in range(count)]
         self.nodes: list[NatsServer] = []
 
@@ -127,11 +128,13 @@ class AccountsCell:
 
     def insider(self, account: str) -> UserCredentials:
         """A user who may do all that an account can, as whoever has stolen its key."""
-        seed = (self.directory.path / "keys/signing" / f"{account}.seed").read_text()
-        state = self.directory.read().accounts[account]
+        tenant = self.directory.tenants.get(account.removeprefix(TENANT_PREFIX))
+        key = TENANT_USERS if tenant else account
+        seed = (self.directory.path / f"keys/signing/{key}.seed").read_text()
+        public = tenant.public if tenant else self.directory.read().accounts[account].public
         user = NewUser(UserClass.SYSTEM, "insider", KeyPair.generate(KeyKind.USER))
         signer = KeyPair.from_seed(seed)
-        return user.sign(state.public, signer, time.time(), permissions=EVERYTHING)
+        return user.sign(public, signer, time.time(), permissions=EVERYTHING)
 
     @asynccontextmanager
     async def connected(
