@@ -24,6 +24,7 @@ from streams.errors import BrokerMisconfigured, BrokerUnavailable, MillstreamErr
 log = structlog.get_logger()
 
 CHECK_SECONDS = 2.0  # between two looks for servers that have joined, and for what is due
+RETELL_SECONDS = 60.0  # all is told again: servers take older claims, too, if they come later
 _RETRY_SECONDS = 1.0
 _UNWANTED_SECONDS = 5.0  # a tenant's record may be seen later than its account's
 
@@ -61,6 +62,7 @@ class AccountUpdates:
         self._reason = "it has not been tried yet"  # why there is no connection
         self._servers: Mapping[str, str] = {}
         self._told: dict[str, int] = {}  # by tenant, the claims that all these servers have taken
+        self._told_at = 0.0  # when all of them were told, in monotonic seconds
         self._unwanted_since: dict[str, float] = {}  # by tenant, monotonic seconds
 
     @property
@@ -80,7 +82,13 @@ class AccountUpdates:
         Raises `AccountsNotTold`: what is stored stays, and is told by the service that leads.
         """
         try:
-            await self._push(account, None)
+            while True:
+                await self._push(account, None)
+                # Had this process stood still, servers would now have older claims than before
+                newest = self._accounts.by_tenant[account.tenant]
+                if newest.issued_at <= account.issued_at:
+                    return
+                account = newest
         except BrokerUnavailable as error:
             raise AccountsNotTold(str(error)) from error
 
@@ -136,6 +144,7 @@ class AccountUpdates:
                 if str(error) != logged:
                     log.warning("accounts_not_told", reason=str(error))
                 logged = str(error)
+            UNTOLD_ACCOUNTS.set(self._count_untold() if self._lease.is_held else 0)
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
                     await self._changed.wait()
@@ -148,30 +157,33 @@ class AccountUpdates:
         Raises `BrokerUnavailable` at the first one that a server has not taken, and
         `ClaimsRefused` after all others.
         """
-        servers = await list_servers(self._client())
-        joined = servers.items() - self._servers.items()
-        if joined:
+        servers, now = await list_servers(self._client()), time.monotonic()
+        if joined := servers.items() - self._servers.items():
             self._told.clear()
-        self._servers, basis, refusal = servers, self.basis, None
-        told = 0
+        if is_retelling := now - self._told_at >= RETELL_SECONDS:
+            self._told_at = now
+        self._servers, basis, refusal, changed = servers, self.basis, None, 0
         for tenant, account in list(self._accounts.by_tenant.items()):
             current = await self._bring_up_to_date(account, basis)
-            if self._told.get(tenant) == current.issued_at:
+            is_known = self._told.get(tenant) == current.issued_at
+            if is_known and not is_retelling:
                 continue
-            UNTOLD_ACCOUNTS.set(len(self._accounts.by_tenant) - len(self._told))
             try:
                 await self._push(current, servers)
             except ClaimsRefused as error:
                 refusal = error
                 continue
             self._told[tenant] = current.issued_at
-            told += 1
-        UNTOLD_ACCOUNTS.set(len(self._accounts.by_tenant) - len(self._told))
-        if told:
+            changed += not is_known
+        if changed:
             names = sorted(name for name, _ in joined)
-            log.info("accounts_told", accounts=told, servers=sorted(servers), joined=names)
+            log.info("accounts_told", accounts=changed, servers=sorted(servers), joined=names)
         if refusal:
             raise refusal
+
+    def _count_untold(self) -> int:
+        known = self._accounts.by_tenant
+        return sum(self._told.get(name) != each.issued_at for name, each in known.items())
 
     async def _bring_up_to_date(self, account: TenantAccount, basis: str) -> TenantAccount:
         now = self._clock.now()

@@ -88,5 +88,5 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 def test_the_producer_shown_is_the_producer_shipped() -> None:
     """The example in the text is the file that a test runs."""
-    source = (ROOT / "examples/producer.py").read_text().strip()
+    source = (ROOT / "millstream/tenants/examples/producer.py").read_text().strip()
     assert f"```python\n{source}\n```" in (ROOT / "docs/producers.md").read_text()

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from examples.producer import read_replies, read_stored
 from gateway.replies.stored_records import StoredRecords
+from millstream.tenants.examples.producer import read_replies, read_stored
 from streams import messages, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
