@@ -113,7 +113,14 @@ async def test_answers_reach_nobody_from_a_tenants_account(declared: AccountsCel
         arrived.append(message.subject)
 
     targets = ("infer.cancel.evil.r1", "$KV.idempotency.evil.k", "infer.request.evil.m.batch")
-    async with producer(declared), declared.connected(declared.insider("WORK")) as inside:
+    file = declared.directory.add_user("g1", UserClass.GATEWAY)
+    gateway = connect(declared.nodes[0].url, "g1", ConnectionFiles(creds=file))
+    async with (
+        producer(declared),
+        declared.connected(declared.insider("WORK")) as inside,
+        gateway as broker,
+    ):
+        await StoredRecords(broker, shards=1).open()
         for target in targets:
             await inside.subscribe(target, cb=note)
         await inside.flush()
@@ -121,7 +128,9 @@ async def test_answers_reach_nobody_from_a_tenants_account(declared: AccountsCel
             for target in targets:
                 await thief.publish(SUBMIT, b"{}", reply=target)
                 await thief.publish("infer.cancel.acme.r1", b"", reply=target)
+                await thief.publish("infer.records.acme.route.r1", b"", reply=target)
             await thief.flush()
+            await thief.request("infer.records.acme.route.r1", timeout=60)
             last = await thief.jetstream().publish(SUBMIT, b"{}")
             assert last.seq == len(targets) + 1
             for subject in ("infer.submit.evil.m.batch", "infer.reply.acme.r.1", *targets):
