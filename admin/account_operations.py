@@ -111,7 +111,7 @@ class AccountOperations:
             await self._disable(tenant)
 
     async def _disable(self, tenant: str) -> TenantAccount:
-        now = await self._now()
+        now = self._broker.clock.now()  # times of an account rise, whatever it says
         account = await self._accounts.change(tenant, lambda old: old.disable(now))
         if self._given_updates:  # else another admin service has the keys, and tells the servers
             await self._given_updates.push(account)

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from streams.accounts.credentials_file import UserCredentials, read_credentials
 from streams.accounts.minting import NewUser
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
-from streams.accounts.server_configuration import node_configuration
+from streams.accounts.server_configuration import node_configuration, with_tls
 from streams.broker.account_claims import list_servers
 from streams.broker.nats_client import PatchedNatsClient
+from streams.certificate_files import write_server
 from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
@@ -88,8 +90,9 @@ class AccountClient(PatchedNatsClient):
 class AccountsCell:
     """One server or three of a cell of their own, by number."""
 
-    def __init__(self, home: Path, count: int) -> None:
+    def __init__(self, home: Path, count: int, *, encrypts: bool = False) -> None:
         self._home, self._count = home, count
+        self.certificates = home / "tls" if encrypts else None
         self.directory = TenantDirectory.create(home / "keys", shards=1)
         self._cluster_ports = [free_port() for _ in range(count)]
         self.nodes: list[NatsServer] = []
@@ -101,6 +104,9 @@ class AccountsCell:
             store = self.store(number)
             store.mkdir()
             text = node_configuration(block, name, names, str(store))
+            if self.certificates:
+                write_server(self.certificates, name, (name,), datetime.now(UTC))
+                text = with_tls(text, name, str(self.certificates))
             file = self.directory.write_node(name, text)
             self.nodes.append(NatsServer(store, None, file, self._cluster_options(number)))
 

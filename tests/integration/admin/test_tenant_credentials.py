@@ -14,6 +14,7 @@ from nats.js.errors import NoStreamResponseError
 from structlog.testing import capture_logs
 
 import admin.service
+from admin import account_updates
 from admin.settings import AdminSettings
 from millstream.admin.admin_client import AdminRefused, HttpAdminClient
 from streams.accounts.access import UserClass
@@ -190,6 +191,29 @@ async def test_a_server_that_lost_its_disk_is_told_again(cell: AccountsCell) -> 
             await eventually(lambda: cell.is_let_in(credentials))
     joined = [each["joined"] for each in events if each["event"] == "accounts_told"]
     assert ["n0"] in joined
+
+
+async def test_older_claims_do_not_stay(
+    cell: AccountsCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers take them, as from an admin service that stood still meanwhile."""
+    monkeypatch.setattr(account_updates, "RETELL_SECONDS", 0.0)
+    async with admin_of(cell) as client:
+        withdrawn = await add_acme(client)
+        (older,) = await stored_claims(cell, withdrawn.account)
+        await client.call("credentials.withdraw", name="acme")
+        async with cell.client(UserClass.SYSTEM, "other") as system:
+            await push_claims(system, older)
+        await eventually(lambda: is_out(cell, withdrawn))
+
+
+async def stored_claims(cell: AccountsCell, account: str) -> list[str]:
+    """What the server has been told of an account."""
+    return [file.read_text() for file in cell.resolver_directory(0).rglob(f"{account}.jwt")]
+
+
+async def is_out(cell: AccountsCell, credentials: UserCredentials) -> bool:
+    return not await cell.is_let_in(credentials)
 
 
 async def test_tenants_stay_in_while_signing_keys_are_rotated(cell: AccountsCell) -> None:
