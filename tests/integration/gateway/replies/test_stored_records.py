@@ -1,6 +1,7 @@
 """Producers read the stored records of their own logs from gateways, page by page."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import orjson
 import pytest
@@ -16,6 +17,7 @@ from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
+from tests.support.nats_server import NatsServer
 
 ADDRESS = LogAddress("acme", "bar", "0a")
 REPLY, QUESTION = "infer.reply.acme.bar.0a", "infer.records.acme.bar.0a"
@@ -140,16 +142,26 @@ async def test_a_record_that_cannot_be_read_is_answered(broker: Broker, record: 
     assert "records" in await ask(broker, subject="infer.records.acme.bar.0b")
 
 
-async def test_a_question_is_answered_on_inboxes_alone(broker: Broker) -> None:
-    """On any other subject the answer would be taken for something else."""
+async def test_a_question_is_answered_on_inboxes_alone(tmp_path: Path) -> None:
+    """On any other subject the answer would be taken for something else.
+
+    Between accounts a server gives each question an inbox of its own; here is none.
+    """
     heard: list[str] = []
 
     async def note(msg: Msg) -> None:
         heard.append(msg.subject)
 
-    for subject in ("infer.pressure.m", "_INBOX.mine"):
-        await broker.subscribe(subject, note)
-        await broker.publish(QUESTION, b"", reply=subject)
-    await eventually(lambda: heard == ["_INBOX.mine"])
-    assert "records" in await ask(broker)
-    assert heard == ["_INBOX.mine"]
+    server = NatsServer(tmp_path)
+    try:
+        async with connect(server.url, "test") as broker:
+            await declaration.declare(broker, topology.Scale(), max_queued=10)
+            await StoredRecords(broker, shards=1).open()
+            for subject in ("infer.pressure.m", "_INBOX.mine"):
+                await broker.subscribe(subject, note)
+                await broker.publish(QUESTION, b"", reply=subject)
+            await eventually(lambda: heard == ["_INBOX.mine"])
+            assert "records" in await ask(broker)
+            assert heard == ["_INBOX.mine"]
+    finally:
+        server.kill()
