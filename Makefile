@@ -6,12 +6,12 @@ READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 TEST_PROCESSES ?= 3
 
-.PHONY: serve test test-transformers sweep chaos check format bench bench-engine bench-gpu browser
+.PHONY: serve test test-transformers sweep chaos check format bench bench-engine bench-gpu browser node
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
 
-test: $(READY) browser
+test: $(READY) browser node
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 test-transformers: $(READY)
@@ -59,3 +59,13 @@ browser:
 	@{ command -v chromium && command -v chromedriver; } >/dev/null \
 	  || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y chromium chromium-driver; } \
 	  || { echo "the browser test needs chromium and chromedriver on the PATH"; exit 1; }
+
+# One test runs the producer in JavaScript that `tenants add --producer` writes.
+node: build/node/node_modules
+
+build/node/node_modules: millstream/tenants/examples/package.json
+	@{ command -v node && command -v npm; } >/dev/null \
+	  || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qq -y nodejs npm; } \
+	  || { echo "the test of the JavaScript producer needs node and npm on the PATH"; exit 1; }
+	mkdir -p build/node && cp $< build/node/
+	npm install --prefix build/node --no-audit --no-fund --loglevel error && touch $@

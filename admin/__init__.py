@@ -9,7 +9,9 @@ declarer         what is declared, and when
 operation_table  every operation: its name, its HTTP method and path, its arguments (pure)
 operations       what each operation does with models and tenants, `key_operations` with keys and
                  the deny-list for tokens, `price_operations` with prices, `audit_operations`
-                 with the audit log; `admin_api` checks, counts and logs them
+                 with the audit log, `account_operations` with tenants' accounts at the broker,
+                 of which `account_updates` tells the servers; `admin_api` checks, counts and
+                 logs them
 audit_trail      writes each change into the audit log before it is made, and how it ended
 http_api         operations under `/admin/v1`, for the `caller` whom `admin_keys` finds by a key;
                  uvicorn runs it in `http_server`

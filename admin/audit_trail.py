@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from admin.caller import Caller
 from admin.metrics import AUDIT_USED
 from registry.credentials.key_records import Denial, ManagedKey
+from registry.credentials.tenant_accounts import TenantAccount
 from registry.kv_view import RecordChange
 from registry.models import Adapter, Alias, Model
 from registry.price_records import PriceRecord
@@ -44,6 +45,7 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     Model: ("model", attrgetter("name")),
     Alias: ("alias", attrgetter("name")),
     Adapter: ("adapter", attrgetter("id")),
+    TenantAccount: ("account", attrgetter("tenant")),
 }
 _ITSELF = (Caller("admin service"), "")
 _acting: ContextVar[tuple[Caller, str]] = ContextVar("acting", default=_ITSELF)

@@ -9,6 +9,7 @@ from nats.js.api import StreamConfig
 
 from admin.metrics import observe_unusable
 from registry.credentials.keys import Keys
+from registry.credentials.tenant_accounts import TenantAccounts
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
@@ -31,6 +32,7 @@ class Records(NamedTuple):
     tenants: Tenants
     keys: Keys
     prices: PriceBook
+    accounts: TenantAccounts
 
 
 class Declarer:
@@ -78,8 +80,8 @@ class Declarer:
             tasks.create_task(self._follow_tenants(), name="tenants")
             while True:
                 await self._lease.gained.wait()
-                for bucket in ("KV_registry", "KV_tenants", "KV_keys", "KV_prices"):
-                    self._check_buckets(bucket)
+                for records in self._records:
+                    records.check_bucket(f"KV_{records.bucket}")
                 self._changed.set()
                 await self._lease.wait_until_lost()
 

@@ -23,6 +23,15 @@ UNUSABLE = Gauge(
 AUDIT_USED = Gauge(
     "millstream_audit_used_ratio", "Part of the audit log's size that is in use, 0 to 1."
 )
+ACCOUNT_UPDATES = Counter(
+    "millstream_admin_account_updates_total",
+    "Claims of tenants' accounts that the NATS servers were told, by how that ended.",
+    ["outcome"],
+)
+UNTOLD_ACCOUNTS = Gauge(
+    "millstream_admin_untold_accounts",
+    "Accounts of tenants that not every NATS server has taken yet, at the service that leads.",
+)
 
 
 def observe_unusable(streams: Iterable[str]) -> None:

@@ -95,6 +95,15 @@ class TenantNameArguments(Arguments):
     name: Slug
 
 
+class CredentialsArguments(TenantNameArguments):
+    """A tenant for which NATS credentials are issued, and what becomes of older ones."""
+
+    expires_seconds: float | None = Field(None, gt=0, description="from now; null: never")
+    overlap_seconds: float | None = Field(
+        None, ge=0, description="how long older credentials stay good; null: as long as they were"
+    )
+
+
 class KeyArguments(QuotaSettings):
     """A managed API key: whose it is, what it may do, for how long, and its own limits."""
 
@@ -285,6 +294,30 @@ OPERATIONS = {
             "admin",
             TenantNameArguments,
             "Remove a tenant with its keys",
+        ),
+        Operation(
+            "accounts.list",
+            "GET",
+            "/accounts",
+            "operator",
+            PageArguments,
+            "List the accounts at the broker of tenants that publish to NATS",
+        ),
+        Operation(
+            "credentials.issue",
+            "POST",
+            "/tenants/{name}/credentials",
+            "admin",
+            CredentialsArguments,
+            "Issue a tenant's NATS credentials; they are shown once",
+        ),
+        Operation(
+            "credentials.withdraw",
+            "DELETE",
+            "/tenants/{name}/credentials",
+            "admin",
+            TenantNameArguments,
+            "Cut off all NATS users of a tenant",
         ),
         Operation(
             "prices.list", "GET", "/prices", "operator", PricePageArguments, "List what models cost"

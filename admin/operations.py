@@ -25,6 +25,7 @@ from streams.errors import ModelNotFound
 JsonBody = dict[str, Any]
 K = TypeVar("K", str, int)
 Handler = Callable[[Any], Awaitable[JsonBody]]
+WithdrawCredentials = Callable[[str], Awaitable[None]]
 # Of the records in one answer; more are on the next page. NATS carries a message of 1 MB
 _PAGE_BYTES = 400_000
 
@@ -35,8 +36,12 @@ class Operations:
     A change is answered once it is stored. They raise the errors of `Registry` and `Tenants`.
     """
 
-    def __init__(self, registry: Registry, tenants: Tenants, keys: Keys) -> None:
+    def __init__(
+        self, registry: Registry, tenants: Tenants, keys: Keys, withdraw: WithdrawCredentials
+    ) -> None:
+        """Take the records, and what cuts off the NATS users of a tenant, if it has any."""
         self._registry, self._tenants, self._keys = registry, tenants, keys
+        self._withdraw = withdraw
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -124,11 +129,14 @@ class Operations:
     async def _change_tenant(self, arguments: TenantArguments) -> JsonBody:
         fields = arguments.model_dump(exclude_unset=True, exclude={"name"})
         await self._tenants.change(arguments.name, fields)
+        if fields.get("publishes") is False:
+            await self._withdraw(arguments.name)
         return self._describe_tenant(self._get_tenant(arguments.name))
 
     async def _remove_tenant(self, arguments: TenantNameArguments) -> JsonBody:
         await self._tenants.remove(arguments.name)
         await self._keys.remove_of(arguments.name)
+        await self._withdraw(arguments.name)
         return {"name": arguments.name, "removed": True}
 
     def _get_tenant(self, name: str) -> Tenant:

@@ -4,11 +4,15 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
+from admin.account_operations import AccountOperations
+from admin.account_updates import AccountUpdates
 from admin.admin_api import AdminApi
 from admin.admin_keys import AdminKeys
 from admin.audit_operations import AuditOperations
@@ -26,15 +30,18 @@ from admin.settings import AdminSettings
 from api.authentication.authenticator import Authenticator
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
+from registry.credentials.tenant_accounts import TenantAccounts
 from registry.kv_records import KvRecords
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
+from streams.accounts.cell_directory import CellDirectory
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
 from streams.broker.declaration import WAIT_SECONDS
+from streams.broker.reconnecting_client import ReconnectingClient
 from streams.broker.retry import retry_forever
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
@@ -47,6 +54,7 @@ from streams.topology import Scale
 log = structlog.get_logger()
 
 LEASE = "admin"
+SYSTEM_USER = "system"  # of the directory of keys: it tells the servers of accounts
 R = TypeVar("R", bound=KvRecords[Any])
 
 
@@ -57,12 +65,13 @@ class AdminKeyUnreadable(MillstreamError):
 async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
     """Declare and answer operators until `stop` is set; then let another process lead at once.
 
-    Raises `AdminAddressUnusable`, `AdminKeyUnreadable`, `PepperUnreadable`, `KeyTaken` for a
-    configured key of two tenants, and `BrokerUnavailable` if the broker does not answer at the
-    start; those of the broker in an exception group.
+    Raises `AdminAddressUnusable`, `AdminKeyUnreadable`, `PepperUnreadable`, `InvalidCellDirectory`,
+    `KeyTaken` for a configured key of two tenants, and `BrokerUnavailable` if the broker does not
+    answer at the start; those of the broker in an exception group.
     """
     own_keys = _read_keys(settings)
     pepper = read_pepper(settings.key_pepper_file) if settings.key_pepper_file else None
+    cell = _open_cell(settings.broker_keys) if settings.broker_keys else None
     checks: dict[str, Callable[[], bool]] = {"nats": not_yet, "records": not_yet}
     async with AsyncExitStack() as stack:
         listener = listen(settings.admin_host, settings.admin_port)
@@ -83,7 +92,7 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             audit_log = AuditLog(broker, archived)
             trail = AuditTrail(audit_log, settings.id)
             records = await _open_records(stack, broker, lease, settings)
-            registry, tenants, managed_keys, prices = records
+            registry, tenants, managed_keys, prices, accounts = records
             # By each of them, as nothing is changed without it
             audit_stream = topology.audit_stream(settings.audit_bytes)
             await declaration.declare_stream(broker, audit_stream, scale)
@@ -101,13 +110,17 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             )
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
-            operations = Operations(registry, tenants, managed_keys)
+            updates = cell and _make_updates(settings, cell, broker, lease, records)
+            account_operations = AccountOperations(broker, tenants, accounts, updates)
+            withdraw = account_operations.withdraw_if_any
+            operations = Operations(registry, tenants, managed_keys, withdraw)
             price_operations = PriceOperations(registry, prices)
             api = AdminApi(
                 {
                     **operations.handlers,
                     **key_operations.handlers,
                     **price_operations.handlers,
+                    **account_operations.handlers,
                     **AuditOperations(audit_log).handlers,
                 },
                 trail,
@@ -125,6 +138,8 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
                 tasks.create_task(retry_forever(partial(sample_once, broker)), name="clock"),
                 tasks.create_task(serve_nats(broker, api), name="nats"),
             ]
+            if updates:
+                working.append(tasks.create_task(updates.run(), name="account-updates"))
             serving = tasks.create_task(server.serve([listener]), name="http")
             _log_address(listener)
             await stop.wait()
@@ -166,7 +181,24 @@ async def _open_records(
 
     registry, tenants = await open_records(Registry), await open_records(Tenants)
     keys, prices = await open_records(Keys), await open_records(PriceBook)
-    return Records(registry, tenants, keys, prices)
+    accounts = await open_records(TenantAccounts)
+    return Records(registry, tenants, keys, prices, accounts)
+
+
+def _open_cell(keys: Path) -> CellDirectory:
+    """Return the directory of keys; raises `InvalidCellDirectory` if it lacks one."""
+    cell = CellDirectory.open(keys.expanduser())
+    cell.tenant_basis()
+    return cell
+
+
+def _make_updates(
+    settings: AdminSettings, cell: CellDirectory, broker: Broker, lease: Lease, records: Records
+) -> AccountUpdates:
+    """Return what signs tenants' accounts and tells the servers of them."""
+    files = replace(settings.nats_files, creds=cell.user_file(SYSTEM_USER), nkey=None)
+    connection = ReconnectingClient(settings.nats, f"admin-{settings.id}-accounts", files)
+    return AccountUpdates(connection, cell, records.accounts, records.tenants, lease, broker.clock)
 
 
 async def _apply_configuration(tenants: Tenants, settings: AdminSettings) -> None:

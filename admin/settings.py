@@ -41,6 +41,11 @@ class AdminSettings(ServiceSettings):
         description="file with the secret under which managed API keys are sealed, the same for "
         "all gateways and admin services; without it none can be created",
     )
+    broker_keys: Path | None = Field(
+        None,
+        description="directory of keys of `millstream broker init`, with which the accounts of "
+        "tenants that publish to NATS are signed; without it none is made",
+    )
     tenants: dict[Slug, TenantSettings] = Field(
         {}, description="tenants that may send requests, with their keys and quotas"
     )

@@ -343,14 +343,14 @@ COMMANDS = (
     ),
     Command(
         "tenants add",
-        "add a tenant",
-        "millstream.tenants.settings:TenantFlags",
+        "add a tenant, with NATS credentials if it is to publish there",
+        "millstream.tenants.settings:AddTenantSettings",
         "millstream.tenants.commands:add",
     ),
     Command(
         "tenants change",
-        "change limits of a tenant",
-        "millstream.tenants.settings:TenantFlags",
+        "change limits of a tenant, issue or withdraw its NATS credentials",
+        "millstream.tenants.settings:ChangeTenantSettings",
         "millstream.tenants.commands:change",
     ),
     Command(

@@ -1,11 +1,20 @@
 """Certificates and private keys as files that only their owner may read."""
 
 import os
+from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
-from streams.certificates import CertifiedKey
+from streams.certificates import (
+    CERTIFICATE_DAYS,
+    CertifiedKey,
+    issue_server,
+    make_authority,
+)
 
 OWNER_ONLY = 0o600
+AUTHORITY = "ca"
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def certificate_file(directory: Path, name: str) -> Path:
@@ -38,6 +47,35 @@ def read_certified_key(directory: Path, name: str) -> CertifiedKey | None:
         return CertifiedKey(certificate, key_file(directory, name).read_bytes())
     except FileNotFoundError:
         return None
+
+
+def open_authority(directory: Path, now: datetime) -> CertifiedKey:
+    """Return the authority of a directory, `ca.pem` with its key, which is made if it is missing.
+
+    `now` is in UTC. Raises `OSError`.
+    """
+    authority = read_certified_key(directory, AUTHORITY)
+    if authority is None:
+        authority = make_authority("Millstream development", now)
+        write_certified_key(directory, AUTHORITY, authority)
+    return authority
+
+
+def write_server(
+    directory: Path,
+    name: str,
+    hosts: Iterable[str],
+    now: datetime,
+    days: float = CERTIFICATE_DAYS,
+) -> None:
+    """Write a server's certificate, made anew by the directory's authority.
+
+    It is for `hosts`, and for clients on the same machine. Raises `OSError`, and `ValueError` if
+    the authority cannot be used.
+    """
+    authority = open_authority(directory, now)
+    pair = issue_server(authority, (*hosts, *LOCAL_HOSTS), now, days)
+    write_certified_key(directory, name, pair)
 
 
 def _replace(path: Path, content: bytes) -> None:

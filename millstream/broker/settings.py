@@ -35,6 +35,13 @@ class InitSettings(BrokerSettings):
         1, ge=1, description="token log streams; the same for every service", le=256
     )
 
+    tls: bool = Field(
+        False,
+        description="make an authority and certificates for the servers, which then encrypt all "
+        "connections; a directory that has them keeps them",
+        json_schema_extra=FLAG_ONLY,
+    )
+
     @field_validator("nodes", mode="before")
     @classmethod
     def _split_nodes(cls, value: Any) -> Any:

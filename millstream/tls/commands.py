@@ -7,16 +7,17 @@ from pathlib import Path
 
 from millstream.tls.settings import TlsInitSettings
 from streams.certificate_files import (
+    AUTHORITY,
     certificate_file,
     key_file,
-    read_certified_key,
+    open_authority,
     write_certified_key,
+    write_server,
 )
-from streams.certificates import CertifiedKey, issue_client, issue_server, make_authority
+from streams.certificates import issue_client
 from streams.errors import MillstreamError
 
-AUTHORITY, SERVER = "ca", "server"
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+SERVER = "server"
 
 
 class CertificatesNotMade(MillstreamError):
@@ -45,9 +46,8 @@ async def init(settings: TlsInitSettings, stop: asyncio.Event) -> None:
 def _make_files(directory: Path, settings: TlsInitSettings) -> dict[str, str]:
     """Write the certificates; return the paths by what they are for."""
     now = datetime.now(UTC)
-    authority = _find_authority(directory, now)
-    pair = issue_server(authority, (*settings.host, *LOCAL_HOSTS), now, settings.days)
-    write_certified_key(directory, SERVER, pair)
+    authority = open_authority(directory, now)
+    write_server(directory, SERVER, settings.host, now, settings.days)
     files = {
         "ca": certificate_file(directory, AUTHORITY),
         "tls_cert": certificate_file(directory, SERVER),
@@ -64,14 +64,6 @@ def _make_files(directory: Path, settings: TlsInitSettings) -> dict[str, str]:
             f"{name}_key": key_file(directory, file_name),
         }
     return {what: str(path.resolve()) for what, path in files.items()}
-
-
-def _find_authority(directory: Path, now: datetime) -> CertifiedKey:
-    authority = read_certified_key(directory, AUTHORITY)
-    if authority is None:
-        authority = make_authority("Millstream development", now)
-        write_certified_key(directory, AUTHORITY, authority)
-    return authority
 
 
 def _render(files: dict[str, str], clients: tuple[str, ...]) -> str:

@@ -117,6 +117,7 @@ class LaunchPlan:
             "admin_key": self.api_key,
             "api_key": self.api_key,
             "key_pepper_file": self._key_pepper_file,
+            "broker_keys": self.accounts.cell.path.resolve(),
             "replace_tenants": True,
             "metrics_port": self._metrics_port(self.settings.workers + 2),
         }

@@ -25,8 +25,8 @@ from streams.accounts.rights import (
 from streams.topology import Scale
 
 REGISTRY, TENANTS, PRICES, LEASES = "KV_registry", "KV_tenants", "KV_prices", "KV_leases"
-KEYS, IDEMPOTENCY = "KV_keys", "KV_idempotency"
-BUCKETS = (REGISTRY, TENANTS, KEYS, PRICES, LEASES, IDEMPOTENCY)
+KEYS, ACCOUNTS, IDEMPOTENCY = "KV_keys", "KV_accounts", "KV_idempotency"
+BUCKETS = (REGISTRY, TENANTS, KEYS, ACCOUNTS, PRICES, LEASES, IDEMPOTENCY)
 CONTROL_STREAMS = frozenset(
     {
         topology.LEDGER,
@@ -36,6 +36,7 @@ CONTROL_STREAMS = frozenset(
         REGISTRY,
         TENANTS,
         KEYS,
+        ACCOUNTS,
         PRICES,
         LEASES,
     }
@@ -345,7 +346,7 @@ def _ledger(make: _Rights) -> list[Right]:
 
 def _admin(make: _Rights) -> list[Right]:
     whole = f"{JETSTREAM_API}>"
-    decided = (REGISTRY, TENANTS, KEYS, PRICES)
+    decided = (REGISTRY, TENANTS, KEYS, ACCOUNTS, PRICES)
     deleted = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
     return [
         Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream"),
@@ -360,6 +361,7 @@ def _admin(make: _Rights) -> list[Right]:
         *make.writes(REGISTRY, "models and aliases"),
         *make.writes(TENANTS, "tenants"),
         *make.writes(KEYS, "keys"),
+        *make.writes(ACCOUNTS, "tenants' accounts"),
         *make.writes(PRICES, "prices"),
         *make.writes(LEASES, "lead"),
         *make.writes(topology.AUDIT, "what was changed"),

@@ -2,7 +2,7 @@
 
     cell.json          accounts, their claims' times and revocations, nodes, shards
     keys/identity/     seeds that name the operator and the accounts: take them away and keep them
-    keys/signing/      seeds that sign: needed to add users and tenants, and to disable them
+    keys/signing/      seeds that sign: needed to add users, and for tenants by the admin service
     users/NAME.creds   credentials of processes
     nodes/NAME.conf    configuration of each server
 
@@ -10,6 +10,7 @@ All of it is readable by its owner alone.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import time
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from streams.accounts import minting
-from streams.accounts.access import ACCOUNT_OF, ROLES, UserClass
-from streams.accounts.claims import EVERYONE, AccountState, next_issued_at, operator_claims
+from streams.accounts.access import ACCOUNT_OF, ROLES, UserClass, rights_of
+from streams.accounts.claims import AccountState, next_issued_at, operator_claims
 from streams.accounts.claims_token import decode, encode
 from streams.accounts.credentials_file import UserCredentials, read_credentials, write_credentials
 from streams.accounts.minting import CLASS_TAG, Mint, NewUser
@@ -32,7 +33,7 @@ from streams.accounts.server_configuration import AccountsBlock
 from streams.errors import BrokerMisconfigured
 from streams.subjects import token
 
-_CELL, _LOCK, OPERATOR = "cell.json", "cell.lock", "operator"
+_CELL, _LOCK, OPERATOR, TENANT_USERS = "cell.json", "cell.lock", "operator", "tenant-users"
 IDENTITY, SIGNING = Path("keys/identity"), Path("keys/signing")
 OPERATOR_TOKEN = f"{OPERATOR}.jwt"
 TENANT_PREFIX = "T_"  # of the names of tenants' accounts, which are in lower case after it
@@ -47,12 +48,17 @@ class InvalidCellDirectory(BrokerMisconfigured):
 
 @dataclass(frozen=True)
 class CellState:
-    """Record of a cell beside its keys: its accounts by name, and how large it is."""
+    """Record of a cell beside its keys: its accounts by name, and how large it is.
+
+    The keys in `tenant_signing` sign the users of all tenants' accounts, which are told of in the
+    bucket `accounts`.
+    """
 
     operator: str
     operator_signing: tuple[str, ...]
     shards: int
     accounts: Mapping[str, AccountState] = field(default_factory=dict)
+    tenant_signing: tuple[str, ...] = ()
 
     def with_account(self, state: AccountState) -> "CellState":
         """Return this state with an account added or replaced."""
@@ -69,7 +75,7 @@ class CellDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, path: Path, shards: int) -> "CellDirectory":
+    def create(cls, path: Path, shards: int) -> Self:
         """Make all keys that are missing and new claims of all accounts; returns the directory.
 
         Idempotent: keys that are there stay. Raises `InvalidCellDirectory` for keys without the
@@ -81,7 +87,8 @@ class CellDirectory:
             with cell._locked():
                 if not (path / _CELL).exists():
                     cell._make_keys(shards)
-                cell._write(replace(_renewed(cell.read(), time.time()), shards=shards))
+                state = cell._with_tenant_key(_renewed(cell.read(), time.time()))
+                cell._write(replace(state, shards=shards))
         except OSError as error:
             raise InvalidCellDirectory(
                 path, f"cannot be written ({error.strerror}): choose another"
@@ -115,6 +122,16 @@ class CellDirectory:
         self._write_operator(operator, [signing.public], system)
         self._write(state)
 
+    def _with_tenant_key(self, state: CellState) -> CellState:
+        """The state with a key that signs tenants' users, made if there is none."""
+        if state.tenant_signing:
+            return state
+        file = self.path / SIGNING / f"{TENANT_USERS}.seed"
+        if not file.exists():
+            write_whole(file, KeyPair.generate(KeyKind.ACCOUNT).seed)
+        key = self._signing_key(TENANT_USERS, KeyKind.ACCOUNT)
+        return replace(state, tenant_signing=(key.public,))
+
     def _write_operator(self, identity: KeyPair, signing: Sequence[str], system: str) -> None:
         """Write the operator's claims, with the public keys that sign for it."""
         claims = operator_claims("millstream", identity.public, signing, system)
@@ -144,7 +161,8 @@ class CellDirectory:
         try:
             found: dict[str, Any] = json.loads(file.read_text())
             accounts = {name: _account_state(each) for name, each in found.pop("accounts").items()}
-            found["operator_signing"] = tuple(found["operator_signing"])
+            for keys in ("operator_signing", "tenant_signing"):
+                found[keys] = tuple(found.get(keys, ()))
             return CellState(**found, accounts=accounts)
         except OSError as error:
             raise InvalidCellDirectory(
@@ -240,65 +258,33 @@ class CellDirectory:
             )
         return known.key
 
-    def add_tenant(self, tenant: str) -> str:
-        """Make the account of a tenant that publishes to NATS, or enable it; returns its token.
+    def tenant_token(self, tenant: str, state: AccountState) -> str:
+        """Return the signed claims of the account of a tenant that publishes to NATS itself.
 
-        The token is for the servers (`streams/broker/account_claims.py`).
+        They are for the servers (`streams/broker/account_claims.py`).
         """
-        return self._change_tenant(tenant, is_disabled=False)
+        return self.mint().tenant_token(tenant, state)
 
-    def disable_tenant(self, tenant: str) -> str:
-        """Return a token by which the servers cut off a tenant's users and let none in.
-
-        The account's key stays. Raises `InvalidCellDirectory` for a tenant without an account.
-        """
-        self._tenant(tenant)
-        return self._change_tenant(tenant, is_disabled=True)
-
-    def _change_tenant(self, tenant: str, *, is_disabled: bool) -> str:
-        name, now = tenant_account(tenant), time.time()
-        with self._locked():
-            cell = self.read()
-            state = cell.accounts.get(name) or self._make_account(name)
-            issued_at = next_issued_at(state.issued_at, now)
-            revocations = {EVERYONE: issued_at} if is_disabled else state.revocations
-            state = replace(
-                state, issued_at=issued_at, is_disabled=is_disabled, revocations=revocations
-            )
-            self._write(cell.with_account(state))
-            return self.mint().tenant_token(tenant, state)
-
-    def _tenant(self, tenant: str) -> AccountState:
-        found = self.read().accounts.get(tenant_account(tenant))
-        if found is None:
-            raise InvalidCellDirectory(self.path, f"has no account of the tenant {tenant!r}")
-        return found
-
-    def tenant_credentials(self, tenant: str, expires_at: int | None = None) -> UserCredentials:
-        """Return credentials of a new user of a tenant's account.
-
-        They are younger than every revocation. Raises `InvalidCellDirectory` for a tenant without
-        an account.
-        """
-        state = self._tenant(tenant)
-        signer = self._signing_key(state.name, KeyKind.ACCOUNT)
+    def sign_tenant_user(
+        self, tenant: str, account: str, issued_at: int, expires_at: int | None = None
+    ) -> UserCredentials:
+        """Return credentials of a new user of a tenant's account, whose public key is given."""
+        signer = self._signing_key(TENANT_USERS, KeyKind.ACCOUNT)
         user = NewUser(UserClass.TENANT, tenant, KeyPair.generate(KeyKind.USER), expires_at)
-        now = max([time.time(), *(cut + 1 for cut in state.revocations.values())])
-        return minting.sign_tenant_user(user, state.public, signer, now)
+        return minting.sign_tenant_user(user, account, signer, issued_at)
+
+    def tenant_basis(self) -> str:
+        """Return a digest of all by which tenants' claims are made: rights, and keys that sign."""
+        mint, signing = self.mint(), self.read().tenant_signing
+        owners = sorted({right.owner for right in rights_of(UserClass.TENANT)})
+        keys = [(mint.states[each].public, mint.accounts[each].public) for each in owners]
+        parts = (mint.operator.public, signing, keys, rights_of(UserClass.TENANT))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     def account_tokens(self) -> Sequence[str]:
-        """Return the tokens of all accounts, tenants' too, in the order to tell servers of them.
-
-        For servers that have lost theirs, and after a rotation of keys.
-        """
+        """Return the tokens of the cell's own accounts, to tell servers of after a rotation."""
         mint = self.mint()
-        own = [mint.account_token(each) for each in BrokerAccount]
-        tenants = [
-            mint.tenant_token(name.removeprefix(TENANT_PREFIX), state)
-            for name, state in mint.states.items()
-            if name.startswith(TENANT_PREFIX)
-        ]
-        return own + tenants
+        return [mint.account_token(each) for each in BrokerAccount]
 
 
 def role_file(role: str) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from streams.accounts import minting
 from streams.accounts.access import UserClass
 from streams.accounts.cell_directory import (
     IDENTITY,
     OPERATOR,
     SIGNING,
+    TENANT_USERS,
     CellDirectory,
     CellState,
     InvalidCellDirectory,
@@ -50,7 +50,8 @@ class KeyRotation(CellDirectory):
             if not _lists_both(cell):
                 for name, state in cell.accounts.items():
                     cell = cell.with_account(self._with_next_keys(name, state))
-                self._write(cell)
+                new = self._next_key(TENANT_USERS, KeyKind.ACCOUNT).public
+                self._write(cell := replace(cell, tenant_signing=(*cell.tenant_signing[-1:], new)))
             self._use_next_seeds(cell)
         self._write_nodes()
 
@@ -74,6 +75,7 @@ class KeyRotation(CellDirectory):
 
     def _use_next_seeds(self, cell: CellState) -> None:
         """Sign with the new keys of accounts from now on, if they are listed."""
+        self._use_next_seed(TENANT_USERS, KeyKind.ACCOUNT, cell.tenant_signing)
         for state in cell.accounts.values():
             self._use_next_seed(state.name, KeyKind.ACCOUNT, state.signing)
             for role, keys in state.roles.items():
@@ -111,9 +113,6 @@ class KeyRotation(CellDirectory):
             )
         made = NewUser(user_class, user.name, KeyPair.generate(KeyKind.USER), user.expires_at)
         signer, now = self._user_signer(user_class, account), time.time()
-        if user_class is UserClass.TENANT:
-            now = max([now, *(cut + 1 for cut in account.revocations.values())])
-            return minting.sign_tenant_user(made, account.public, signer, now)
         pins = [tag for tag in tags if not tag.startswith(CLASS_TAG)]
         permissions = EVERYTHING if user_class is UserClass.SYSTEM else None
         return made.sign(account.public, signer, now, pins, permissions)
@@ -130,12 +129,14 @@ class KeyRotation(CellDirectory):
             if _lists_both(cell):
                 for state in cell.accounts.values():
                     cell = cell.with_account(_with_last_keys(state))
-                self._write(cell)
+                self._write(replace(cell, tenant_signing=cell.tenant_signing[-1:]))
         self._write_nodes()
 
     def check_users(self, creds: Iterable[Path] = ()) -> None:
         """Raise `RotationRefused` if credentials in `users/` or `creds` are of old signing keys."""
-        kept = {key for each in self.read().accounts.values() for key in _last_keys(each)}
+        cell = self.read()
+        kept = {key for each in cell.accounts.values() for key in _last_keys(each)}
+        kept |= {*cell.tenant_signing[-1:]}
         users = {**self._users(), **{file: read_credentials(file, now=0) for file in creds}}
         old = [
             file.name
@@ -150,13 +151,10 @@ class KeyRotation(CellDirectory):
 
     def old_keys(self) -> frozenset[str]:
         """Return the public keys of accounts and roles that `finish_accounts` drops."""
-        accounts = self.read().accounts.values()
-        return frozenset(
-            key
-            for state in accounts
-            for keys in (state.signing, *state.roles.values())
-            for key in keys[:-1]
-        )
+        cell = self.read()
+        accounts = cell.accounts.values()
+        listed = [keys for each in accounts for keys in (each.signing, *each.roles.values())]
+        return frozenset(key for keys in (*listed, cell.tenant_signing) for key in keys[:-1])
 
     def begin_operator(self, seed_file: Path | None = None) -> str:
         """List a new signing key of the operator beside the old one; returns the new one's public.

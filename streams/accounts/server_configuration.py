@@ -19,7 +19,8 @@ _CLUSTER = re.compile(r"^cluster \{.*?^\}\n\n", re.MULTILINE | re.DOTALL)
 _ACCOUNTS = re.compile(r"^operator: .*\Z", re.MULTILINE | re.DOTALL)
 _RESOLVER_DIRECTORY = re.compile(r"^  dir: (\".*\")$", re.MULTILINE)
 _HEADER = re.compile(r"\A(?:#[^\n]*\n)+\n")
-NODE_STORE = "/data"
+_LISTEN = re.compile(r"^listen: [^\n]*\n", re.MULTILINE)
+NODE_STORE, NODE_TLS = "/data", "/etc/nats/tls"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,21 @@ def node_configuration(
     if len(nodes) == 1:
         text = _CLUSTER.sub("", text)
     return _complete(text, accounts, f"{store}/accounts")
+
+
+def with_tls(configuration: str, name: str, directory: str = NODE_TLS) -> str:
+    """Return a configuration of the server `name` in which all connections are encrypted.
+
+    A client begins with the TLS handshake, so that it sends nothing to a server that has none; the
+    servers of a cluster show each other their certificates. In `directory` of the server's machine
+    are `NAME.pem`, `NAME-key.pem` and `ca.pem`.
+    """
+    paths = {"cert_file": f"{name}.pem", "key_file": f"{name}-key.pem", "ca_file": "ca.pem"}
+    files = "; ".join(f"{key}: {json.dumps(f'{directory}/{file}')}" for key, file in paths.items())
+    for_routes = f"cluster {{\n  tls {{ {files}; verify: true; timeout: 5 }}\n"
+    for_clients = f"tls {{ {files}; handshake_first: true; timeout: 5 }}\n"
+    text = configuration.replace("cluster {\n", for_routes)
+    return _LISTEN.sub(lambda found: found[0] + for_clients, text)
 
 
 def with_accounts(configuration: str, accounts: AccountsBlock) -> str:

@@ -5,7 +5,8 @@ Needs a connection of a user of the system account. Every server that lives answ
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -13,6 +14,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from streams.errors import BrokerUnavailable
 
@@ -39,17 +41,15 @@ class ClaimsRefused(BrokerUnavailable):
     """A server does not take an account's claims: it knows newer ones, or another operator."""
 
 
-async def list_servers(client: Client) -> frozenset[str]:
-    """Return the names of the servers that answer, of all in the cluster.
+async def list_servers(client: Client) -> Mapping[str, str]:
+    """Return the servers that answer, of all in the cluster: ids by name.
 
-    Raises `BrokerUnavailable` if none does.
+    A server that was started again has another id. Raises `BrokerUnavailable` if none answers.
     """
-    found = frozenset(
-        json.loads(answer.data)["server"]["name"] for answer in await _ask_all(client, _PING, b"")
-    )
-    if not found:
+    said = [json.loads(answer.data)["server"] for answer in await _ask_all(client, _PING, b"")]
+    if not said:
         raise BrokerUnavailable("no NATS server answers a user of the system account")
-    return found
+    return {each["name"]: each["id"] for each in said}
 
 
 async def list_trusted_keys(client: Client) -> Mapping[str, frozenset[str]]:
@@ -79,19 +79,26 @@ async def list_issuers(client: Client) -> Mapping[str, frozenset[str]]:
     return {issuer: frozenset(names) for issuer, names in found.items()}
 
 
-async def push_claims(client: Client, token: str, seconds: float = PUSH_SECONDS) -> ClaimsUpdate:
+async def push_claims(
+    client: Client,
+    token: str,
+    seconds: float = PUSH_SECONDS,
+    living: Collection[str] | None = None,
+) -> ClaimsUpdate:
     """Tell all servers the claims of an account; returns once every living one has taken them.
 
-    A server that is down asks the others when it is back. Raises `ClaimsRefused` if one refuses,
+    They are told at once; which servers live is asked meanwhile, unless `living` names them. A
+    server that is down asks the others when it is back. Raises `ClaimsRefused` if one refuses,
     `BrokerUnavailable` if a server that lives has not answered after `seconds`: then push again.
     """
-    living = await list_servers(client)
-    answers = await _ask_all(client, _UPDATE, token.encode(), len(living), seconds)
-    update = _read_answers(answers)
+    async with _asked(client, _UPDATE, token.encode()) as answers:
+        if living is None:
+            living = await list_servers(client)
+        update = _read_answers(await _collect(answers, len(living), seconds))
     if update.refused:
         reasons = "; ".join(f"{server}: {why}" for server, why in sorted(update.refused.items()))
         raise ClaimsRefused(f"the claims of an account are refused by {reasons}")
-    if missing := living - update.taken:
+    if missing := set(living) - update.taken:
         raise BrokerUnavailable(
             f"{', '.join(sorted(missing))} has not taken the claims of an account within "
             f"{seconds:g} s: they are with {', '.join(sorted(update.taken)) or 'no server'}"
@@ -111,24 +118,39 @@ def _read_answers(answers: list[Msg]) -> ClaimsUpdate:
     return ClaimsUpdate(frozenset(taken), refused)
 
 
-async def _ask_all(
-    client: Client, subject: str, payload: bytes, wanted: int = 0, seconds: float = PUSH_SECONDS
-) -> list[Msg]:
-    """Return the answers of all servers: `wanted` of them, or those until there are no more."""
-    inbox = client.new_inbox()
-    subscription = await client.subscribe(inbox)
+async def _ask_all(client: Client, subject: str, payload: bytes) -> list[Msg]:
+    """Return the answers of all servers, those until there are no more."""
+    async with _asked(client, subject, payload) as answers:
+        return await _collect(answers, None, PUSH_SECONDS)
+
+
+@asynccontextmanager
+async def _asked(client: Client, subject: str, payload: bytes) -> AsyncIterator[Subscription]:
+    """Ask all servers; yield the subscription on which their answers come.
+
+    Raises `BrokerUnavailable` if the question cannot be sent.
+    """
+    try:
+        inbox = client.new_inbox()
+        answers = await client.subscribe(inbox)
+        try:
+            await client.publish(subject, payload, reply=inbox)
+            yield answers
+        finally:
+            await answers.unsubscribe()
+    except (nats.errors.Error, OSError) as error:
+        raise BrokerUnavailable(f"no answer to {subject}: {error!r}") from error
+
+
+async def _collect(answers: Subscription, wanted: int | None, seconds: float) -> list[Msg]:
+    """Return so many answers, or fewer after `seconds`; with None, those until it is quiet."""
     found: list[Msg] = []
     deadline = asyncio.get_running_loop().time() + seconds
     try:
-        await client.publish(subject, payload, reply=inbox)
-        while not wanted or len(found) < wanted:
+        while wanted is None or len(found) < wanted:
             left = deadline - asyncio.get_running_loop().time()
-            quiet = _QUIET_SECONDS if found and not wanted else left
-            found.append(await subscription.next_msg(timeout=max(0.001, min(left, quiet))))
+            quiet = _QUIET_SECONDS if found and wanted is None else left
+            found.append(await answers.next_msg(timeout=max(0.001, min(left, quiet))))
     except (nats.errors.TimeoutError, TimeoutError):
         pass
-    except (nats.errors.Error, OSError) as error:
-        raise BrokerUnavailable(f"no answer to {subject}: {error!r}") from error
-    finally:
-        await subscription.unsubscribe()
     return found

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,21 @@ from nats.js.errors import ServiceUnavailableError
 from streams import topology
 from streams.accounts import access
 from streams.accounts.access import UserClass, api_prefix
-from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.cell_directory import TENANT_PREFIX, TENANT_USERS
 from streams.accounts.claims import EVERYTHING
 from streams.accounts.credentials_file import UserCredentials, read_credentials
 from streams.accounts.minting import NewUser
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
-from streams.accounts.server_configuration import node_configuration
+from streams.accounts.server_configuration import node_configuration, with_tls
 from streams.broker.account_claims import list_servers
 from streams.broker.nats_client import PatchedNatsClient
+from streams.certificate_files import write_server
 from streams.topology import Scale
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
+from tests.support.tenant_directory import TenantDirectory
 
 _VIOLATION = re.compile(r'(?i)permissions violation for \w+ to "([^"]*)"')
 _NOBODYS = "nobody.may"
@@ -87,9 +90,10 @@ class AccountClient(PatchedNatsClient):
 class AccountsCell:
     """One server or three of a cell of their own, by number."""
 
-    def __init__(self, home: Path, count: int) -> None:
+    def __init__(self, home: Path, count: int, *, encrypts: bool = False) -> None:
         self._home, self._count = home, count
-        self.directory = CellDirectory.create(home / "keys", shards=1)
+        self.certificates = home / "tls" if encrypts else None
+        self.directory = TenantDirectory.create(home / "keys", shards=1)
         self._cluster_ports = [free_port() for _ in range(count)]
         self.nodes: list[NatsServer] = []
 
@@ -100,6 +104,9 @@ class AccountsCell:
             store = self.store(number)
             store.mkdir()
             text = node_configuration(block, name, names, str(store))
+            if self.certificates:
+                write_server(self.certificates, name, (name,), datetime.now(UTC))
+                text = with_tls(text, name, str(self.certificates))
             file = self.directory.write_node(name, text)
             self.nodes.append(NatsServer(store, None, file, self._cluster_options(number)))
 
@@ -127,11 +134,13 @@ class AccountsCell:
 
     def insider(self, account: str) -> UserCredentials:
         """A user who may do all that an account can, as whoever has stolen its key."""
-        seed = (self.directory.path / "keys/signing" / f"{account}.seed").read_text()
-        state = self.directory.read().accounts[account]
+        tenant = self.directory.tenants.get(account.removeprefix(TENANT_PREFIX))
+        key = TENANT_USERS if tenant else account
+        seed = (self.directory.path / f"keys/signing/{key}.seed").read_text()
+        public = tenant.public if tenant else self.directory.read().accounts[account].public
         user = NewUser(UserClass.SYSTEM, "insider", KeyPair.generate(KeyKind.USER))
         signer = KeyPair.from_seed(seed)
-        return user.sign(state.public, signer, time.time(), permissions=EVERYTHING)
+        return user.sign(public, signer, time.time(), permissions=EVERYTHING)
 
     @asynccontextmanager
     async def connected(

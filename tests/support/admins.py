@@ -22,11 +22,11 @@ async def running_admin(nats_url: str, **settings: Any) -> AsyncIterator[HttpAdm
     told = {"admin_key": SecretStr(ADMIN_KEY), "admin_port": port, **settings}
     async with running(admin.service, admin_settings(nats_url, **told)):
         client = HttpAdminClient(f"http://127.0.0.1:{port}", ADMIN_KEY)
-        await eventually(lambda: _answers(client))
+        await eventually(lambda: answers(client))
         yield client
 
 
-async def _answers(client: HttpAdminClient) -> bool:
+async def answers(client: HttpAdminClient) -> bool:
     try:
         await client.call("models.list")
     except AdminUnreachable:

@@ -12,7 +12,12 @@ from structlog.testing import capture_logs
 from millstream.admin import admin_client
 from millstream.admin.admin_client import AdminRefused, AdminUnreachable
 from millstream.tenants.commands import add, change, list_tenants, remove
-from millstream.tenants.settings import ListTenantsSettings, RemoveTenantSettings, TenantFlags
+from millstream.tenants.settings import (
+    AddTenantSettings,
+    ChangeTenantSettings,
+    ListTenantsSettings,
+    RemoveTenantSettings,
+)
 from streams.base_settings import TenantSettings
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.ports import free_port
@@ -44,9 +49,9 @@ async def test_a_tenant_comes_changes_and_goes(
 ) -> None:
     """What is not given stays as it was."""
     told = {**door, "name": "bar", "weight": 2, "max_queued": 7, "json": True}
-    await add(TenantFlags.model_validate(told), STOP)
+    await add(AddTenantSettings.model_validate(told), STOP)
     assert json.loads(capsys.readouterr().out)["weight"] == 2
-    await change(TenantFlags.model_validate({**door, "name": "bar", "weight": 3}), STOP)
+    await change(ChangeTenantSettings.model_validate({**door, "name": "bar", "weight": 3}), STOP)
     assert "bar: changed" in capsys.readouterr().out
     found = await listed(door, capsys)
     assert (found["bar"]["weight"], found["bar"]["max_queued"]) == (3, 7)
@@ -84,7 +89,8 @@ async def test_a_cell_without_an_admin_service_is_told_as_one(
     """A command that writes nothing must not look like one that did."""
     monkeypatch.setattr(admin_client, "FIND_SECONDS", 0.2)
     with pytest.raises(AdminUnreachable, match="start `millstream admin`"):
-        await add(TenantFlags.model_validate({**command_settings(nats_url), "name": "bar"}), STOP)
+        told = {**command_settings(nats_url), "name": "bar"}
+        await add(AddTenantSettings.model_validate(told), STOP)
 
 
 async def test_what_answers_there_may_be_another_program(nats_url: str) -> None:

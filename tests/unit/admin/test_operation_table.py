@@ -5,9 +5,9 @@ from registry.models import mock_model
 
 
 def test_what_gives_access_or_costs_money_needs_the_scope_admin() -> None:
-    """Keys, the deny-list, tenants and prices; an operator reads these, and changes models."""
+    """An operator reads keys, tenants and prices, and changes models."""
     needed = {name for name, each in OPERATIONS.items() if each.scope == "admin"}
-    rooms = {"keys", "denials", "tenants", "prices"}
+    rooms = {"keys", "credentials", "denials", "tenants", "prices"}
     assert needed == {
         name for name, each in OPERATIONS.items() if each.is_change and name.split(".")[0] in rooms
     }

@@ -12,6 +12,7 @@ from millstream.broker.rotation_settings import RotationSettings
 from millstream.broker.settings import InitSettings, UserSettings
 from millstream.command_table import find_command
 from millstream.settings_loader import UsageError
+from millstream.tls.commands import CertificatesNotMade
 from streams.accounts.cell_directory import InvalidCellDirectory
 from streams.accounts.claims_token import decode
 from streams.accounts.credentials_file import read_credentials
@@ -127,3 +128,27 @@ async def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
     for words in ("init . --nodes a,a", "init . --nodes ", "user . w7 --class tenant", "user . W7"):
         with pytest.raises(UsageError):
             parse(f"broker {words}")
+
+
+async def test_servers_get_certificates_that_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without the option does not make the servers talk plainly again."""
+    await init(tmp_path, "--nodes", "n1,n2", "--tls", "--json")
+    made = json.loads(capsys.readouterr().out)
+    assert made["ca"] == str(tmp_path / "tls/ca.pem")
+    names = {"ca", "n1", "n2"}
+    written = {f"{name}{end}.pem" for name in names for end in ("", "-key")}
+    assert {file.name for file in (tmp_path / "tls").iterdir()} == written
+    ca = (tmp_path / "tls/ca.pem").read_text()
+    await init(tmp_path, "--nodes", "n1,n2")
+    assert "--nats-ca" in capsys.readouterr().out
+    assert (tmp_path / "tls/ca.pem").read_text() == ca
+    for name in ("n1", "n2"):
+        text = (tmp_path / f"nodes/{name}.conf").read_text()
+        assert text.count(f'"/etc/nats/tls/{name}.pem"') == 2
+        assert "handshake_first: true" in text
+        assert "verify: true" in text.partition("cluster {")[2].partition("}")[0]
+    (tmp_path / "tls/ca-key.pem").write_text("nonsense")
+    with pytest.raises(CertificatesNotMade, match="cannot make certificates"):
+        await init(tmp_path)

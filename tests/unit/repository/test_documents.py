@@ -37,6 +37,10 @@ ADMIN_ONLY = {
     "admin_key_exists",
     "audit_full",
     "no_key_pepper",
+    "no_broker_keys",
+    "accounts_not_told",
+    "tenant_not_publishing",
+    "account_not_found",
     "name_taken",
     "tenant_configured",
     "tenant_exists",
@@ -89,5 +93,5 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 def test_the_producer_shown_is_the_producer_shipped() -> None:
     """The example in the text is the file that a test runs."""
-    source = (ROOT / "examples/producer.py").read_text().strip()
+    source = (ROOT / "millstream/tenants/examples/producer.py").read_text().strip()
     assert f"```python\n{source}\n```" in (ROOT / "docs/producers.md").read_text()

@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import orjson
 import pytest
+from nats.aio.msg import Msg
+from structlog.testing import capture_logs
 
-from examples.producer import read_replies, read_stored
 from gateway.replies.stored_records import StoredRecords
+from millstream.tenants.examples.producer import read_replies, read_stored
 from streams import messages, topology
 from streams.accounts.access import UserClass
 from streams.broker import declaration
@@ -15,6 +18,8 @@ from streams.broker.broker_client import Broker
 from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress
 from tests.support.accounts_server import connect, process_files
+from tests.support.eventually import eventually
+from tests.support.nats_server import NatsServer
 
 ADDRESS = LogAddress("acme", "bar", "0a")
 REPLY, QUESTION = "infer.reply.acme.bar.0a", "infer.records.acme.bar.0a"
@@ -100,7 +105,22 @@ async def test_a_producer_that_missed_replies_reads_them(broker: Broker) -> None
     assert [record.get("index") for record in found] == [3, 4, None]
 
 
-@pytest.mark.parametrize("question", [b"{", b"[]", b'{"after": -1}', b'{"after": "1"}', b"\xff"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        *(
+            b"{",
+            b"[]",
+            b'{"after": -1}',
+            b'{"after": "1"}',
+            b'{"after": true}',
+            b"\xff",
+            b"[" * 200,
+        ),
+        *(b'{"after": 18446744073709551615}', b'{"after": 1e9}', b"{}" + b" " * 1_000_000),
+    ],
+    ids=range(10),
+)
 async def test_a_malformed_question_is_refused(broker: Broker, question: bytes) -> None:
     """And the next one is answered."""
     refused = (await ask(broker, question))["error"]
@@ -114,3 +134,39 @@ async def test_a_subject_that_names_no_log_is_refused(broker: Broker) -> None:
     refused = (await ask(broker, subject="infer.records.acme.BAR.0a"))["error"]
     assert isinstance(refused, dict)
     assert "BAR" in str(refused["message"])
+
+
+@pytest.mark.parametrize("record", [b"\xc1", b"", b"\x01", b"\x90", b"\x80"])
+async def test_a_record_that_cannot_be_read_is_answered(broker: Broker, record: bytes) -> None:
+    """Its reader would wait for nothing, and ask again for ever."""
+    await TokenLog(broker, ADDRESS, shards=1).append_packed([record])
+    with capture_logs():
+        answer = await ask(broker)
+    assert isinstance(answer["error"], dict)
+    assert answer["error"]["code"] == "internal_error"
+    assert "records" in await ask(broker, subject="infer.records.acme.bar.0b")
+
+
+async def test_a_question_is_answered_on_inboxes_alone(tmp_path: Path) -> None:
+    """On any other subject the answer would be taken for something else.
+
+    Between accounts a server gives each question an inbox of its own; here is none.
+    """
+    heard: list[str] = []
+
+    async def note(msg: Msg) -> None:
+        heard.append(msg.subject)
+
+    server = NatsServer(tmp_path)
+    try:
+        async with connect(server.url, "test") as broker:
+            await declaration.declare(broker, topology.Scale(), max_queued=10)
+            await StoredRecords(broker, shards=1).open()
+            for subject in ("infer.pressure.m", "_INBOX.mine"):
+                await broker.subscribe(subject, note)
+                await broker.publish(QUESTION, b"", reply=subject)
+            await eventually(lambda: heard == ["_INBOX.mine"])
+            assert "records" in await ask(broker)
+            assert heard == ["_INBOX.mine"]
+    finally:
+        server.kill()

@@ -7,7 +7,7 @@ import pytest
 
 from millstream.broker.settings import ProcessClass
 from registry import price_book, store, tenants
-from registry.credentials import keys
+from registry.credentials import keys, tenant_accounts
 from streams import topology
 from streams.accounts import access
 from streams.accounts.access import ACCOUNT_OF, UserClass, exports_of, imports_of, rights_of
@@ -82,7 +82,9 @@ def test_only_the_admin_service_may_ask_anything_of_the_stores() -> None:
 
 def test_only_the_admin_service_writes_what_operators_decide() -> None:
     """Whoever writes tenants' records gives himself a key."""
-    decided = tuple(f"$KV.{bucket}." for bucket in ("registry", "tenants", "keys", "prices"))
+    decided = tuple(
+        f"$KV.{bucket}." for bucket in ("registry", "tenants", "keys", "accounts", "prices")
+    )
     writers = {
         user_class
         for user_class in UserClass
@@ -102,9 +104,9 @@ def test_every_stream_has_a_store_and_a_reader() -> None:
 
 def test_the_buckets_are_those_of_the_rooms_above() -> None:
     """They are named here, too, since this room cannot import those."""
-    names = (store.BUCKET, tenants.BUCKET, keys.BUCKET, price_book.BUCKET)
-    others = (lease_bucket.BUCKET_NAME, topology.IDEMPOTENCY_BUCKET)
-    assert {f"KV_{name}" for name in (*names, *others)} == set(access.BUCKETS)
+    decided = (store, tenants, keys, tenant_accounts, price_book)
+    names = {*(room.BUCKET for room in decided), topology.IDEMPOTENCY_BUCKET}
+    assert {f"KV_{name}" for name in {*names, lease_bucket.BUCKET_NAME}} == set(access.BUCKETS)
 
 
 def test_what_the_code_subscribes_to_is_what_the_table_has() -> None:

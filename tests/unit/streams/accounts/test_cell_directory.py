@@ -1,5 +1,6 @@
 """A cell's keys are made once; everything else is made anew from them."""
 
+import json
 import shutil
 import stat
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 
 from streams.accounts.access import UserClass
 from streams.accounts.cell_directory import CellDirectory, InvalidCellDirectory
+from streams.accounts.claims import AccountState
 from streams.accounts.claims_token import decode
 from streams.accounts.credentials_file import InvalidCredentials, read_credentials
 from streams.accounts.minting import TooManyPins
+from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import BrokerAccount, Pins
 from streams.accounts.server_configuration import embedded_configuration, node_configuration
 
@@ -50,22 +53,28 @@ def test_users_and_tenants_need_no_identity_seed(cell: CellDirectory) -> None:
     cell.add_user("w1", UserClass.WORKER)
     accounts = {decode(token)["sub"] for token in cell.account_tokens()}
     assert accounts == {state.public for state in cell.read().accounts.values()}
+    account = KeyPair.generate(KeyKind.ACCOUNT).public
+    assert cell.sign_tenant_user("acme", account, 7).issued_at == 7
 
 
-def test_a_tenants_claims_are_always_newer(cell: CellDirectory) -> None:
-    """However fast it is added and cut off: its key stays, and it is never made twice."""
-    tokens = [cell.add_tenant("acme"), cell.disable_tenant("acme"), cell.add_tenant("acme")]
-    claims = [decode(token) for token in tokens]
-    assert len({each["sub"] for each in claims}) == 1
-    assert claims[0]["iat"] < claims[1]["iat"] < claims[2]["iat"]
-    assert [each["nats"]["limits"]["conn"] for each in claims] == [-1, 0, -1]
-    revoked_at = claims[2]["nats"]["revocations"]["*"]
-    assert cell.tenant_credentials("acme").issued_at > revoked_at
+def test_a_directory_of_an_earlier_release_gets_the_key_of_tenants_users(
+    cell: CellDirectory,
+) -> None:
+    """Also where it was killed before the key was listed; and only once."""
+    file, state = cell.path / "keys/signing/tenant-users.seed", cell.read()
+    saved = json.loads((cell.path / "cell.json").read_text())
+    (cell.path / "cell.json").write_text(json.dumps({**saved, "tenant_signing": []}))
+    seed = file.read_text()
+    assert CellDirectory.create(cell.path, shards=1).read().tenant_signing == state.tenant_signing
+    assert file.read_text() == seed
 
 
 def test_a_tenant_imports_its_own_subjects_alone(cell: CellDirectory) -> None:
     """Each by an activation that names the tenant's account and the subject."""
-    claims = decode(cell.add_tenant("acme"))
+    signing = cell.read().tenant_signing
+    state = AccountState("T_acme", KeyPair.generate(KeyKind.ACCOUNT).public, signing)
+    claims = decode(cell.tenant_token("acme", state))
+    assert claims["nats"]["signing_keys"] == [*signing]
     imports = claims["nats"]["imports"]
     assert {each["subject"] for each in imports} == {
         "infer.submit.acme.*.*",

@@ -10,7 +10,7 @@ import pytest
 from streams.accounts.access import UserClass
 from streams.accounts.cell_directory import InvalidCellDirectory
 from streams.accounts.claims_token import decode
-from streams.accounts.credentials_file import read_credentials, write_credentials
+from streams.accounts.credentials_file import read_credentials
 from streams.accounts.key_rotation import KeyRotation, RotationRefused
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
@@ -29,7 +29,6 @@ def cell(tmp_path: Path) -> KeyRotation:
     made = KeyRotation.open(tmp_path / "keys")
     made.add_user("w1", UserClass.WORKER, Pins(id="w1", pools=(("m", "v1"),)))
     made.add_user("system", UserClass.SYSTEM)
-    made.add_tenant("acme")
     made.write_node("n1", node_configuration(made.accounts_block(), "n1", ["n1", "n2"], "/store"))
     return made
 
@@ -37,7 +36,7 @@ def cell(tmp_path: Path) -> KeyRotation:
 def account_keys(cell: KeyRotation) -> set[str]:
     accounts = cell.read().accounts.values()
     listed = [keys for each in accounts for keys in (each.signing, *each.roles.values())]
-    return {key for keys in listed for key in keys}
+    return {key for keys in (*listed, cell.read().tenant_signing) for key in keys}
 
 
 def seeds_in_use(cell: KeyRotation) -> set[str]:
@@ -102,16 +101,20 @@ def test_a_user_of_another_cell_is_told(cell: KeyRotation, tmp_path: Path) -> No
         cell.renew_users()
 
 
-def test_a_tenants_user_keeps_its_own_rights(cell: KeyRotation) -> None:
-    """A file of it may lie beside the others; it is younger than the tenant's last exclusion."""
-    cell.disable_tenant("acme")
-    cell.add_tenant("acme")
-    before = cell.tenant_credentials("acme")
-    write_credentials(cell.user_file("acme"), before)
+def test_a_tenants_claims_change_with_the_keys_that_make_them(cell: KeyRotation) -> None:
+    """So the admin service knows when to make them anew; old users are good meanwhile."""
+    first, (old,) = cell.tenant_basis(), cell.read().tenant_signing
+    cell.begin_accounts()
+    both = cell.read().tenant_signing
+    assert both[0] == old
+    assert len(both) == 2
+    assert decode(cell.sign_tenant_user("acme", both[1], 1).token)["iss"] == both[1]
+    assert old in cell.old_keys()
+    during = cell.tenant_basis()
     cell.renew_users()
-    after = read_credentials(cell.user_file("acme"), 0)
-    assert after.issued_at >= before.issued_at
-    assert decode(after.token)["nats"] == decode(before.token)["nats"]
+    cell.finish_accounts()
+    assert cell.read().tenant_signing == both[1:]
+    assert len({first, during, cell.tenant_basis()}) == 3
 
 
 def test_the_operator_signs_with_a_new_key_once_servers_know_it(cell: KeyRotation) -> None:

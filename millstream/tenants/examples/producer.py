@@ -1,16 +1,24 @@
-"""Submits a prompt over NATS and prints the answer as it comes: producer.py [URL [MODEL]]."""
+"""Submits a prompt over NATS and prints the answer as it comes: producer.py [PROMPT]."""
 
 import asyncio
 import json
+import ssl
 import sys
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import nats
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+
+URL = "nats://127.0.0.1:4222"
+CA = ""  # certificates by which the server is known, where it speaks TLS
+TENANT = "default"
+MODEL = "gemma-3-270m"
+CREDENTIALS = Path(__file__).with_name(f"{TENANT}.creds")
 
 
 async def read_stored(nc: Client, subject: str, after: int) -> AsyncIterator[tuple[int, bytes]]:
@@ -41,14 +49,21 @@ async def read_replies(nc: Client, replies: Subscription) -> AsyncIterator[dict[
             yield msgpack.unpackb(message.data)
 
 
-async def main(url: str = "nats://127.0.0.1:4222", model: str = "gemma-3-270m") -> None:
-    nc = await nats.connect(url)
+async def main(prompt: str = "The old mill by the stream") -> None:
+    tls = ssl.create_default_context(cafile=CA) if CA else None
+    nc = await nats.connect(
+        URL.split(","),
+        user_credentials=str(CREDENTIALS),
+        tls=tls,
+        tls_handshake_first=bool(CA),
+        max_reconnect_attempts=5,
+    )
     route = f"example-{uuid.uuid4().hex}"
-    replies = await nc.subscribe(f"infer.reply.default.{route}.>")
+    replies = await nc.subscribe(f"infer.reply.{TENANT}.{route}.>")
     await nc.flush()
-    body = {"prompt": "The old mill by the stream", "max_tokens": 40}
+    body = {"prompt": prompt, "max_tokens": 40}
     headers = {"Content-Type": "application/json", "Nats-Msg-Id": uuid.uuid4().hex, "Route": route}
-    subject = f"infer.submit.default.{model}.interactive"
+    subject = f"infer.submit.{TENANT}.{MODEL}.interactive"
     await nc.jetstream().publish(subject, json.dumps(body).encode(), headers=headers)
     printed = 0  # characters; after a disaster the answer may be sent again from its start
     async for record in read_replies(nc, replies):
