@@ -22,7 +22,9 @@ async def init(settings: InitSettings, stop: asyncio.Event) -> None:
     cell = CellDirectory.create(settings.directory, settings.shards)
     block = cell.accounts_block()
     nodes = {
-        name: cell.write_node(name, node_configuration(block, name, settings.nodes))
+        name: cell.write_node(
+            name, node_configuration(block, name, settings.nodes, is_monitored=True)
+        )
         for name in settings.nodes
     }
     users = {user_class: cell.add_user(user_class, user_class, Pins()) for user_class in ACCOUNT_OF}

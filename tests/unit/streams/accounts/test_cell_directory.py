@@ -1,5 +1,6 @@
 """A cell's keys are made once; everything else is made anew from them."""
 
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -126,18 +127,20 @@ def test_a_directory_of_something_else_is_told(tmp_path: Path) -> None:
         CellDirectory.create(tmp_path / "cell.json", shards=1)
 
 
-def test_configurations_have_no_secret_and_no_monitoring_port(cell: CellDirectory) -> None:
-    """A monitoring port answers any web page that the operator visits."""
+def test_configurations_have_no_secret_and_no_open_monitoring_port(cell: CellDirectory) -> None:
+    """A monitoring port answers whoever reaches it, without credentials."""
     block = cell.accounts_block()
     texts = [
         embedded_configuration(block, cell.path / "accounts"),
         node_configuration(block, "n1", ["n1"]),
         node_configuration(block, "n1", ["n1", "n2", "n3"]),
+        node_configuration(block, "n1", ["n1", "n2", "n3"], is_monitored=True),
     ]
+    monitored = [re.findall(r"^http\w*: *(\S+)", text, re.MULTILINE) for text in texts]
+    assert monitored == [[], [], [], ['"127.0.0.1:8222"']]
     for text in texts:
-        assert not [line for line in text.splitlines() if line.startswith("http")]
         assert "max_payload: 1MB" in text
         assert 'interval: "2s"' in text
         assert not [seed for seed in seeds(cell).values() if seed in text]
-    assert ["cluster {" in text for text in texts] == [False, False, True]
+    assert ["cluster {" in text for text in texts] == [False, False, True, True]
     assert 'routes: ["nats://n2:6222", "nats://n3:6222"]' in texts[2]
