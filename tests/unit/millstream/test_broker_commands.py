@@ -47,7 +47,15 @@ async def test_a_cluster_is_made_with_one_command(
     assert list(made["nodes"]) == ["n1", "n2", "n3"]
     assert made["nodes"]["n2"] == str(tmp_path / "nodes/n2.conf")
     before = {c: read_credentials(file, 0).user for c, file in made["users"].items()}
-    assert list(before) == ["admin", "gateway", "dispatcher", "worker", "operator", "system"]
+    assert list(before) == [
+        "admin",
+        "gateway",
+        "dispatcher",
+        "worker",
+        "operator",
+        "ledger",
+        "system",
+    ]
     await init(tmp_path)
     assert "nats: nats-server -c" in capsys.readouterr().out
     assert {c: read_credentials(file, 0).user for c, file in made["users"].items()} == before
