@@ -1,5 +1,6 @@
 """A cell's keys are made once; everything else is made anew from them."""
 
+import json
 import re
 import shutil
 import stat
@@ -125,6 +126,22 @@ def test_a_directory_of_something_else_is_told(tmp_path: Path) -> None:
         CellDirectory.open(tmp_path)
     with pytest.raises(InvalidCellDirectory, match="cannot be written"):
         CellDirectory.create(tmp_path / "cell.json", shards=1)
+
+
+def test_a_class_of_users_that_is_new_gets_a_key(cell: CellDirectory) -> None:
+    """After an update; without one its users would have no limits within their account."""
+    known = json.loads((cell.path / "cell.json").read_text())
+    del known["accounts"]["OPERATORS"]["roles"]["ledger"]
+    (cell.path / "cell.json").write_text(json.dumps(known))
+    seed = (cell.path / "keys/signing/ledger-users.seed").read_text()
+    for before in (seed, None):  # made by a try that was killed, and not made
+        if before is None:
+            (cell.path / "keys/signing/ledger-users.seed").unlink()
+            (cell.path / "cell.json").write_text(json.dumps(known))
+        made = CellDirectory.create(cell.path, shards=1)
+        (key,) = made.read().accounts["OPERATORS"].roles["ledger"]
+        user = made.add_user("l", UserClass.LEDGER)
+        assert decode(read_credentials(user, 0).token)["iss"] == key
 
 
 def test_configurations_have_no_secret_and_no_open_monitoring_port(cell: CellDirectory) -> None:
