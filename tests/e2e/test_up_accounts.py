@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.up import state_file
 from streams.accounts.access import UserClass
 from streams.broker import declaration, reconnecting_client
-from streams.connection_files import ConnectionFiles
 from streams.errors import BrokerUnavailable
 from streams.topology import LEDGER, Scale
 from tests.support.accounts_server import connect
@@ -22,15 +20,8 @@ MOCK = ("--model", "mock", "--mock-ttft-ms", "5", "--mock-itl-ms", "2")
 LEDGER_SUBJECT = "infer.ledger.acme.mock"
 
 
-def operator(up: MillstreamUp) -> ConnectionFiles:
-    """Credentials that commands find."""
-    state = state_file.read(up.home / "data")
-    assert state
-    return ConnectionFiles(creds=Path(state.nats_users) / f"{UserClass.OPERATOR}.creds")
-
-
 async def read_ledger(up: MillstreamUp) -> list[bytes]:
-    async with connect(up.nats_url, "test", operator(up)) as broker:
+    async with connect(up.nats_url, "test", up.files(UserClass.OPERATOR)) as broker:
         return [m.data for m in await broker.read_subject(LEDGER, LEDGER_SUBJECT)]
 
 
@@ -66,8 +57,8 @@ async def test_what_was_stored_before_accounts_is_moved_at_the_start(tmp_path: P
     for start in range(2):
         with MillstreamUp(tmp_path, *MOCK) as up:
             assert await read_ledger(up.wait_until_ready()) == [b"kept"]
-            said = up.output.read_text().count("streams_moved_to_accounts")
-            assert said == (1 if start == 0 else 0)
+            moves = up.output.read_text().count("streams_moved_to_accounts")
+            assert moves == (1 if start == 0 else 0)
             assert up.stop() == 0
     shutil.move(tmp_path / "data/broker", tmp_path / "copy")
     with MillstreamUp(tmp_path, *MOCK) as up:

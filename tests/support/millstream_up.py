@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from streams.accounts.access import UserClass
+from streams.connection_files import ConnectionFiles
 from tests.support.ports import free_port
 
 KEY = "sk-e2e"
@@ -136,6 +138,10 @@ class MillstreamUp:
         wait_until(lambda: self._ended() or self._says_ready(), READY_SECONDS)
         assert self._says_ready(), self.output.read_text()
         return self
+
+    def files(self, user_class: UserClass) -> ConnectionFiles:
+        """Credentials for its broker, of a class of users."""
+        return ConnectionFiles(creds=self.home / f"data/broker/users/{user_class}.creds")
 
     def pids(self, word: str) -> list[int]:
         return [pid for pid in descendants(self.process.pid) if word in command_line(pid)]
