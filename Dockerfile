@@ -2,7 +2,7 @@
 
 FROM python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN useradd --create-home millstream && install --directory --owner millstream /ledger
+RUN useradd --create-home --uid 1000 millstream && install --directory --owner millstream /ledger
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY streams streams

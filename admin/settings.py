@@ -19,6 +19,8 @@ def _check_head(value: str) -> str:
 class AdminSettings(ServiceSettings):
     """Settings of the admin service: its address and key, what it declares, and the tenants."""
 
+    user_class = "admin"
+
     admin_host: str = Field("127.0.0.1", description="address of the admin API")
     admin_port: Port = Field(0, description="port of the admin API; 0: any free one, logged")
     admin_key: SecretStr | None = Field(

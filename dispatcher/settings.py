@@ -5,3 +5,5 @@ from streams.base_settings import ServiceSettings
 
 class DispatcherSettings(ServiceSettings):
     """Settings of one dispatcher."""
+
+    user_class = "dispatcher"

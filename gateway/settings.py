@@ -13,6 +13,8 @@ from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not
 class GatewaySettings(ServiceSettings, TlsSettings):
     """Settings of a gateway: its address, its certificate, its limits."""
 
+    user_class = "gateway"
+
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8080, description="port for HTTP and WebSocket")
     public_metrics: bool = Field(

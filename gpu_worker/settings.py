@@ -12,6 +12,8 @@ from streams.subjects import ANY
 class WorkerSettings(DestinationSettings, ServiceSettings):
     """Settings of one worker process: models, limits of batch and memory, times, what it obeys."""
 
+    user_class = "worker"
+
     model: tuple[str, ...] = Field(
         min_length=1, description="registered model to serve, NAME or NAME@VERSION; repeatable"
     )

@@ -150,7 +150,7 @@ def load_settings(
         raw.set(key, value, to_flag(key))
     known = fields_by_key(settings)
     if issubclass(settings, DiscoverySettings):
-        _add_running_up(raw, flags, reads_key="url" in known, asks_admin="admin" in known)
+        _add_running_up(raw, flags, settings, known.keys())
     used = {k for k in raw.values.keys() & known if k in flags or not is_flag_only(known[k])}
     values = {key: _split_list(raw.values[key], known[key]) for key in used}
     try:
@@ -160,12 +160,16 @@ def load_settings(
 
 
 def _add_running_up(
-    raw: RawSettings, flags: Mapping[str, Any], *, reads_key: bool, asks_admin: bool
+    raw: RawSettings,
+    flags: Mapping[str, Any],
+    settings: type[DiscoverySettings],
+    known: Iterable[str],
 ) -> None:
     """Add what the data directory tells: the addresses of the `millstream up` that runs there.
 
-    With `reads_key`, the API key that it keeps is added, too; with `asks_admin` the address of its
-    admin service, which that key opens, unless NATS is another cell's. They replace those of
+    For settings with `url` the API key that it keeps is added, too. Unless NATS is another cell's,
+    so are credentials of the settings' class of users, and for settings with `admin` the address of
+    the admin service, which that key opens. They replace those of
     environment and file only if `--data-dir` was given as a flag; then it is a `UsageError` if none
     runs there and no address was given.
     """
@@ -180,13 +184,14 @@ def _add_running_up(
         if not raw.values.get(key) or (named and key not in flags)
     }
     found = {"nats": up.nats, "url": up.url} if up else {}
-    if reads_key and "api_key" in wanted and (api_key := _read_api_key(data_dir)):
+    if "url" in known and "api_key" in wanted and (api_key := _read_api_key(data_dir)):
         found["api_key"] = api_key
     for key in found.keys() & wanted:
         raw.set(key, found[key], str(data_dir))
-    if up and up.nats_creds and raw.values["nats"] == up.nats:
-        _add_credentials(raw, flags, up.nats_creds, data_dir)
-    if asks_admin and up and up.admin and raw.values["nats"] == up.nats:
+    if up and up.nats_users and raw.values["nats"] == up.nats:
+        file = Path(up.nats_users) / f"{settings.user_class}.creds"
+        _add_credentials(raw, flags, str(file), data_dir)
+    if "admin" in known and up and up.admin and raw.values["nats"] == up.nats:
         _add_admin(raw, up.admin, data_dir)
 
 

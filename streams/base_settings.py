@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -104,8 +104,13 @@ class Settings(BaseModel):
 
 
 class DiscoverySettings(Settings):
-    """Settings of a command that finds a running `millstream up` through its data directory."""
+    """Settings of a command that finds a running `millstream up` through its data directory.
 
+    `user_class` is the class of users of NATS (`streams/accounts/access.py`) whose credentials it
+    takes there.
+    """
+
+    user_class: ClassVar[str] = "operator"
     data_dir: Path = Field(
         DATA_DIR, description="data directory of the `millstream up` to look for"
     )

@@ -18,7 +18,7 @@
     │   │   └── QuotaSpent
     │   ├── Overloaded, TenantBacklog, NoWorkers, LedgerFull, StorageFull
     │   └── BrokerUnavailable
-    │       └── NotConnected
+    │       └── NotConnected, NotPermitted
     ├── BrokerMisconfigured  tell an operator: no retry helps
     │   └── InvalidServerUrl, TopologyMismatch
     ├── InternalError        a fault of ours: the service's log says more
@@ -500,6 +500,19 @@ class NotConnected(BrokerUnavailable):
     """No connection to the broker (NATS) exists: nothing was sent, so nothing was stored."""
 
     may_have_succeeded = False
+
+
+class NotPermitted(BrokerUnavailable):
+    """The user of this connection may not publish to `subject`: nothing was sent.
+
+    No retry helps before somebody gives it the right.
+    """
+
+    may_have_succeeded = False
+
+    def __init__(self, subject: str, user: str, remedy: str) -> None:
+        super().__init__(f"{user} may not publish to {subject}: {remedy}")
+        self.subject = subject
 
 
 class BrokerMisconfigured(MillstreamError):

@@ -27,7 +27,9 @@ async def init(settings: InitSettings, stop: asyncio.Event) -> None:
     cell = CellDirectory.create(settings.directory, settings.shards)
     block = cell.accounts_block()
     nodes = {
-        name: cell.write_node(name, node_configuration(block, name, settings.nodes))
+        name: cell.write_node(
+            name, node_configuration(block, name, settings.nodes, is_monitored=True)
+        )
         for name in settings.nodes
     }
     ca = None

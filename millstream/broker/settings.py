@@ -9,7 +9,15 @@ from millstream.durations import Duration
 from streams.base_settings import FLAG_ONLY, POSITIONAL, LogLevel, Settings, Slug
 
 ProcessClass = Literal[
-    "admin", "gateway", "dispatcher", "jobs", "worker", "operator", "ledger", "system"
+    "admin",
+    "gateway",
+    "dispatcher",
+    "jobs",
+    "worker",
+    "operator",
+    "ledger",
+    "supervisor",
+    "system",
 ]
 DIRECTORY = "directory of the keys; nobody but its owner may read it"
 

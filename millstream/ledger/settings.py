@@ -33,6 +33,8 @@ SinkUrl = Annotated[str, AfterValidator(_check_sink_url)]
 class ExportSettings(ServiceSettings):
     """Settings of `millstream ledger export`."""
 
+    user_class = "ledger"
+
     directory: Path = Field(
         description="directory of the segments; one process at a time",
         json_schema_extra=POSITIONAL,

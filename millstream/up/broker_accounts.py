@@ -13,16 +13,14 @@ import structlog
 from millstream.broker import store_move
 from millstream.broker.store_move import MoveRefused
 from millstream.up.data_directory import DataDirectory
-from streams.accounts.access import CONTROL_STREAMS, UserClass
+from streams.accounts.access import ACCOUNT_OF, CONTROL_STREAMS, UserClass
 from streams.accounts.cell_directory import CellDirectory
 from streams.accounts.minting import TooManyPins
 from streams.accounts.rights import BrokerAccount, Pins
 from streams.accounts.server_configuration import embedded_configuration
-from streams.topology import Scale
 
 log = structlog.get_logger()
 
-OPERATOR, SYSTEM = "operator", "system"  # users of commands, and of the health check
 _ACCOUNT_KEY = re.compile(r"A[A-Z2-7]{55}")
 
 
@@ -33,9 +31,19 @@ class BrokerAccounts:
     cell: CellDirectory
     configuration: Path
 
-    def add_user(self, name: str, user_class: UserClass) -> Path:
-        """Return the file with the credentials of a process, made or made anew."""
-        return self.cell.add_user(name, user_class)
+    def add_users(self) -> None:
+        """Make credentials of each class, for any process of it on this machine."""
+        for user_class in ACCOUNT_OF:
+            self.cell.add_user(user_class, user_class, Pins())
+
+    def file(self, user_class: UserClass) -> Path:
+        """Return the file with the credentials of a class, once `add_users` has made it."""
+        return self.cell.user_file(user_class)
+
+    @property
+    def users(self) -> Path:
+        """The directory with the credentials of all processes."""
+        return self.file(UserClass.OPERATOR).parent
 
     def add_worker(self, name: str, models: Iterable[str]) -> Path:
         """Return the file with a worker's credentials, which are for these models alone.
@@ -49,21 +57,23 @@ class BrokerAccounts:
             return self.cell.add_user(name, UserClass.WORKER)
 
 
-def mint_accounts(directory: DataDirectory) -> BrokerAccounts:
-    """Make the keys that are missing, and the server's configuration; it must not run yet.
+def mint_accounts(directory: DataDirectory, shards: int) -> BrokerAccounts:
+    """Make what is missing of keys, users and the server's configuration; it must not run yet.
 
-    Streams of a release without accounts are moved to the accounts that own them. Raises
-    `InvalidCellDirectory` for keys that cannot be used, and `MoveRefused` for streams that cannot
-    be moved, or that belong to accounts of other keys.
+    The cell has `shards` streams of token logs. Streams of a release without accounts are moved to
+    the accounts that own them. Raises `InvalidCellDirectory` for keys that cannot be used, and
+    `MoveRefused` for streams that cannot be moved, or that belong to accounts of other keys.
     """
-    cell = CellDirectory.create(directory.broker_keys, Scale().shards)
+    cell = CellDirectory.create(directory.broker_keys, shards)
     keys = {name: account.public for name, account in cell.read().accounts.items()}
     store = directory.nats_store / "jetstream"
     if store.is_dir():
         _check_known(store, directory.broker_keys, keys.values())
         _move_streams(store, keys[BrokerAccount.CONTROL], keys[BrokerAccount.WORK])
     text = embedded_configuration(cell.accounts_block(), directory.nats_store / "accounts")
-    return BrokerAccounts(cell, cell.write_node("nats", text))
+    accounts = BrokerAccounts(cell, cell.write_node("nats", text))
+    accounts.add_users()
+    return accounts
 
 
 def _check_known(store: Path, keys: Path, known: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.up import nats_server
-from millstream.up.broker_accounts import OPERATOR, BrokerAccounts
+from millstream.up.broker_accounts import BrokerAccounts
 from millstream.up.child_process import Program
 from millstream.up.data_directory import KEY_PEPPER_FILE
 from millstream.up.settings import UpSettings
@@ -74,11 +74,6 @@ class LaunchPlan:
         return nats_server.make_url(self.nats_port)
 
     @property
-    def nats_creds(self) -> Path:
-        """The file with an operator's credentials for nats-server."""
-        return self.accounts.add_user(OPERATOR, UserClass.OPERATOR)
-
-    @property
     def gateway_url(self) -> str:
         """The gateway's URL for clients on this machine; on 127.0.0.1 if it listens everywhere."""
         host = self.settings.host
@@ -123,9 +118,8 @@ class LaunchPlan:
         }
         if self.settings.ledger_dir:
             settings["ledger_days"] = 0
-        return self._make_program(
-            "admin", "admin", settings, self.accounts.add_user("admin", UserClass.ADMIN)
-        )
+        creds = self.accounts.file(UserClass.ADMIN)
+        return self._make_program("admin", "admin", settings, creds)
 
     @property
     def _key_pepper_file(self) -> Path:
@@ -141,9 +135,8 @@ class LaunchPlan:
             "public_metrics": self.settings.public_metrics,
             **self._tls_files(),
         }
-        return self._make_program(
-            "gateway", "gateway", settings, self.accounts.add_user("gateway", UserClass.GATEWAY)
-        )
+        creds = self.accounts.file(UserClass.GATEWAY)
+        return self._make_program("gateway", "gateway", settings, creds)
 
     def _tls_files(self) -> dict[str, object]:
         names = ("tls_cert", "tls_key", "tls_client_ca")
@@ -155,14 +148,14 @@ class LaunchPlan:
 
         With the port 0 it serves no metrics.
         """
-        creds = self.accounts.add_user("dispatcher", UserClass.DISPATCHER)
+        creds = self.accounts.file(UserClass.DISPATCHER)
         settings = {"metrics_port": self._metrics_port(0)}
         return self._make_program("dispatcher", "dispatcher", settings, creds)
 
     def jobs_program(self) -> Program:
         """Return the program of the jobs service."""
         settings = {"metrics_port": self._metrics_port(self.settings.workers + 3)}
-        creds = self.accounts.add_user("jobs", UserClass.JOBS)
+        creds = self.accounts.file(UserClass.JOBS)
         return self._make_program("jobs", "jobs", settings, creds)
 
     def ledger_programs(self) -> list[Program]:
@@ -171,7 +164,7 @@ class LaunchPlan:
             return []
         directory = str(self.settings.ledger_dir.expanduser().resolve())
         words = ("ledger", "export", directory, "--remove-after", LEDGER_KEPT)
-        creds = self.accounts.add_user("ledger-export", UserClass.LEDGER)
+        creds = self.accounts.file(UserClass.LEDGER)
         return [self._make_program("ledger", "ledger-export", {}, creds, words=words)]
 
     def worker_programs(self) -> list[Program]:
@@ -231,6 +224,7 @@ class LaunchPlan:
         settings = {
             "nats": self.nats_url,
             "nats_creds": creds,
+            "shards": self.settings.shards,
             "log_level": self.settings.log_level,
             "drain_seconds": self.drain_seconds(service),
             "metrics_host": self.settings.metrics_host,

@@ -20,6 +20,7 @@ class UpSettings(DestinationSettings, TlsSettings):
         description="gemma-3-270m, mock, all-minilm-l6-v2, or a Hugging Face directory "
         "(named after the folder); repeatable",
     )
+    shards: int = Field(1, ge=1, le=256, description="token log streams; the same for every start")
     workers: int = Field(1, ge=1, description="worker processes, each serving every model")
     host: str = Field("127.0.0.1", description="address of the gateway")
     port: Port = Field(8080, description="port of the gateway, for HTTP and WebSocket")

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from millstream.admin.admin_client import HttpAdminClient
 from millstream.up import health_probe, model_registration, nats_server, state_file
-from millstream.up.broker_accounts import SYSTEM, mint_accounts
+from millstream.up.broker_accounts import mint_accounts
 from millstream.up.broker_health import connect_health
 from millstream.up.child_process import ChildProcess, OnDeath, Program
 from millstream.up.data_directory import DataDirectory, open_data_directory
@@ -63,7 +63,7 @@ def _make_plan(
     port = nats_server.claim_port(settings.host, settings.port, "--port")
     nats_port = nats_server.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
     admin_port = nats_server.claim_port(ADMIN_HOST, settings.admin_port, "--admin-port")
-    accounts = mint_accounts(directory)
+    accounts = mint_accounts(directory, settings.shards)
     return LaunchPlan(settings, port, nats_port, admin_port, key, models, accounts)
 
 
@@ -122,8 +122,7 @@ async def _run_services(manager: ProcessManager, models: dict[str, str]) -> None
     program = nats_server.make_program(plan.nats_port, store, plan.accounts.configuration)
     nats = manager.add("nats", program)
     await _start_services(manager, models)
-    creds = plan.accounts.add_user(SYSTEM, UserClass.SYSTEM)
-    async with connect_health(plan.nats_url, creds) as health:
+    async with connect_health(plan.nats_url, plan.accounts.file(UserClass.SYSTEM)) as health:
         await restart_when_unhealthy(nats, health, store, plan.kill_after_seconds("nats"))
 
 
@@ -137,13 +136,12 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     manager.add("jobs", plan.jobs_program())
     await _wait_until_admin_is_ready(plan)
     directory.save_api_key(plan.api_key)
-    creds = plan.nats_creds
     state = state_file.UpState(
         pid=os.getpid(),
         nats=plan.nats_url,
         url=plan.gateway_url,
         admin=plan.admin_url,
-        nats_creds=str(creds),
+        nats_users=str(plan.accounts.users),
     )
     state_file.write(directory.path, state)
     admin = HttpAdminClient(plan.admin_url, plan.api_key)
@@ -170,7 +168,7 @@ async def _wait_until_admin_is_ready(plan: LaunchPlan) -> None:
 
 async def _announce_death(plan: LaunchPlan, worker: str) -> None:
     """Announce a worker's death, so that others take over its requests at once."""
-    files = ConnectionFiles(creds=plan.nats_creds)
+    files = ConnectionFiles(creds=plan.accounts.file(UserClass.SUPERVISOR))
     try:
         async with (
             asyncio.timeout(ANNOUNCE_SECONDS),

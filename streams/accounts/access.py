@@ -56,6 +56,7 @@ class UserClass(StrEnum):
     WORKER = "worker"
     OPERATOR = "operator"
     LEDGER = "ledger"  # exports the ledger and removes what it has exported
+    SUPERVISOR = "supervisor"  # starts processes, and tells of those that have died
     TENANT = "tenant"
     SYSTEM = "system"
 
@@ -68,6 +69,7 @@ ACCOUNT_OF = {
     UserClass.WORKER: BrokerAccount.WORKERS,
     UserClass.OPERATOR: BrokerAccount.OPERATORS,
     UserClass.LEDGER: BrokerAccount.OPERATORS,
+    UserClass.SUPERVISOR: BrokerAccount.OPERATORS,
     UserClass.SYSTEM: BrokerAccount.SYSTEM,
 }
 _ANSWERERS = (UserClass.ADMIN, UserClass.GATEWAY, UserClass.DISPATCHER, UserClass.WORKER)
@@ -316,7 +318,7 @@ def _worker(make: _Rights) -> list[Right]:
 
 
 def _operator(make: _Rights) -> list[Right]:
-    signals = ("infer.cancel.*.*", "infer.drain.*", subjects.GONE)
+    signals = ("infer.cancel.*.*", "infer.drain.*")
     letters = (topology.DEAD, topology.REPLAYS)
     return [
         *make.everyone(),
@@ -341,6 +343,13 @@ def _ledger(make: _Rights) -> list[Right]:
         *make.everyone(),
         *make.sums_usage(),
         *make.asks(topology.LEDGER, "remove what is exported", "STREAM.PURGE.{}"),
+    ]
+
+
+def _supervisor(make: _Rights) -> list[Right]:
+    return [
+        *make.everyone(),
+        *make.publishes(BrokerAccount.WORK, "tell of a dead worker", subjects.GONE),
     ]
 
 
@@ -388,6 +397,7 @@ _TABLE = {
     UserClass.WORKER: _worker,
     UserClass.OPERATOR: _operator,
     UserClass.LEDGER: _ledger,
+    UserClass.SUPERVISOR: _supervisor,
     UserClass.TENANT: _tenant,
 }
 

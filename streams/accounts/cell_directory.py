@@ -78,8 +78,9 @@ class CellDirectory:
     def create(cls, path: Path, shards: int) -> Self:
         """Make all keys that are missing and new claims of all accounts; returns the directory.
 
-        Idempotent: keys that are there stay. Raises `InvalidCellDirectory` for keys without the
-        file that says whose they are, and where it cannot be written.
+        Idempotent: keys that are there stay, and classes of users that are new get theirs. Raises
+        `InvalidCellDirectory` for keys without the file that says whose they are, and where it
+        cannot be written.
         """
         cell = cls(path)
         try:
@@ -87,7 +88,8 @@ class CellDirectory:
             with cell._locked():
                 if not (path / _CELL).exists():
                     cell._make_keys(shards)
-                state = cell._with_tenant_key(_renewed(cell.read(), time.time()))
+                state = cell._with_all_roles(_renewed(cell.read(), time.time()))
+                state = cell._with_tenant_key(state)
                 cell._write(replace(state, shards=shards))
         except OSError as error:
             raise InvalidCellDirectory(
@@ -140,12 +142,23 @@ class CellDirectory:
 
     def _make_account(self, name: str) -> AccountState:
         identity, signing = self._make_pair(name, KeyKind.ACCOUNT)
-        roles = [each for each in ROLES if ACCOUNT_OF[each] == name]
-        keys: dict[str, tuple[str, ...]] = {
-            role: (self._make_key(SIGNING, role_file(role), KeyKind.ACCOUNT).public,)
-            for role in roles
-        }
-        return AccountState(name, identity.public, (signing.public,), keys)
+        return AccountState(name, identity.public, (signing.public,))
+
+    def _with_all_roles(self, state: CellState) -> CellState:
+        """Return the state with a key for each class of users, made where there is none."""
+        for role in ROLES:
+            account = state.accounts[ACCOUNT_OF[role]]
+            if role not in account.roles:
+                keys = {**account.roles, role: (self._role_key(role).public,)}
+                state = state.with_account(replace(account, roles=keys))
+        return state
+
+    def _role_key(self, role: str) -> KeyPair:
+        """Return the key of a role, which may be there from a try that was killed."""
+        name = role_file(role)
+        if (self.path / SIGNING / f"{name}.seed").exists():
+            return self._signing_key(name, KeyKind.ACCOUNT)
+        return self._make_key(SIGNING, name, KeyKind.ACCOUNT)
 
     def _make_pair(self, name: str, kind: KeyKind) -> tuple[KeyPair, KeyPair]:
         return self._make_key(IDENTITY, name, kind), self._make_key(SIGNING, name, kind)

@@ -1,7 +1,7 @@
 """Configuration of nats-servers that know users by signed claims: one alone, or one of a cluster.
 
-The text is that of `streams/nats/`, with the accounts and without the monitoring port, which
-answers whoever asks. It holds no secret: claims are signed, not encrypted.
+The text is that of `streams/nats/`, with the accounts. It holds no secret: claims are signed, not
+encrypted.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 # Servers ask each other for what they miss this often; the default of a minute would let a user in
 # for so long who was cut off while the server was down.
 _INTERVAL = "2s"
-_MONITORING = re.compile(r"(?:^#[^\n]*\n)*^http\w*:[^\n]*\n\n?", re.MULTILINE)
+_MONITORING = re.compile(r"^http: [^\n]*\n", re.MULTILINE)
 _CLUSTER = re.compile(r"^cluster \{.*?^\}\n\n", re.MULTILINE | re.DOTALL)
 _ACCOUNTS = re.compile(r"^operator: .*\Z", re.MULTILINE | re.DOTALL)
 _RESOLVER_DIRECTORY = re.compile(r"^  dir: (\".*\")$", re.MULTILINE)
@@ -58,11 +58,17 @@ def embedded_configuration(accounts: AccountsBlock, resolver_directory: Path) ->
 
 
 def node_configuration(
-    accounts: AccountsBlock, name: str, nodes: Sequence[str], store: str = NODE_STORE
+    accounts: AccountsBlock,
+    name: str,
+    nodes: Sequence[str],
+    store: str = NODE_STORE,
+    *,
+    is_monitored: bool = False,
 ) -> str:
     """Return the configuration of the server `name`, one of `nodes`, which are also host names.
 
-    It stores everything in the directory `store`.
+    It stores everything in the directory `store`. If it `is_monitored`, it tells its health on port
+    8222 of its own loopback.
     """
     text = _base("cluster.conf").replace("$NATS_NAME", json.dumps(name))
     routes = [f"nats://{node}:6222" for node in nodes if node != name]
@@ -70,6 +76,8 @@ def node_configuration(
     text = text.replace('"/data/jetstream"', json.dumps(f"{store}/jetstream"))
     if len(nodes) == 1:
         text = _CLUSTER.sub("", text)
+    if not is_monitored:
+        text = _MONITORING.sub("", text)
     return _complete(text, accounts, f"{store}/accounts")
 
 
@@ -100,5 +108,4 @@ def _base(name: str) -> str:
 
 
 def _complete(base: str, accounts: AccountsBlock, resolver_directory: str) -> str:
-    settings = _MONITORING.sub("", _HEADER.sub("", base))
-    return f"{settings}\n{accounts.text(resolver_directory)}"
+    return f"{_HEADER.sub('', base)}\n{accounts.text(resolver_directory)}"

@@ -39,7 +39,7 @@ from streams.broker.responses import (
 )
 from streams.broker.store_api import StoreApi
 from streams.connection_files import NO_FILES, ConnectionFiles
-from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotConnected, NotPermitted
 
 __all__ = [
     "STORE_SECONDS",
@@ -137,7 +137,7 @@ class Broker(ReconnectingClient):
                 if not self._user_class:
                     break
                 await asyncio.sleep(seconds)
-            except (nats.errors.Error, TimeoutError, OSError):
+            except (nats.errors.Error, TimeoutError, OSError, NotPermitted):
                 return None
         raise self._no_jetstream()
 
@@ -176,12 +176,12 @@ class Broker(ReconnectingClient):
     ) -> bytes | None:
         """Ask whoever listens on `subject`; return the payload of the first reply.
 
-        Returns None if nobody listens, if no reply comes within `seconds`, or if the connection
-        fails; raises nothing.
+        Returns None if nobody listens, if no reply comes within `seconds`, if this user may not ask
+        (which is logged), or if the connection fails; raises nothing.
         """
         try:
             reply = await self._client.request(subject, payload, timeout=seconds)
-        except (nats.errors.Error, TimeoutError, OSError):
+        except (nats.errors.Error, TimeoutError, OSError, NotPermitted):
             return None
         return reply.data
 
@@ -197,7 +197,8 @@ class Broker(ReconnectingClient):
 
         Raises `StoreRefused` with the broker's reason, or `BrokerUnavailable` if no answer comes
         within `STORE_SECONDS`; the message may or may not have been stored then, as after a
-        cancellation. `NotConnected` means that nothing was sent. With `repeats`, for messages whose
+        cancellation. `NotConnected` and `NotPermitted`, which comes at once, mean that nothing was
+        sent. With `repeats`, for messages whose
         repetition is harmless, the message is sent again while no answer comes: a leader that dies
         loses the messages that were on their way.
         """
@@ -211,9 +212,9 @@ class Broker(ReconnectingClient):
         """Call `store` until the broker answers, for about `seconds`; return the confirmation.
 
         Use this only for messages whose repetition is harmless, as with a `Nats-Msg-Id` or an
-        expected sequence. Raises `StoreRefused` if the broker refuses, and `BrokerUnavailable` when
-        time is up. The latter is a `NotConnected` only if the message cannot have been stored by
-        any try.
+        expected sequence. Raises `StoreRefused` if the broker refuses, `NotPermitted` if this user
+        may not publish there, and `BrokerUnavailable` when time is up. That is a `NotConnected`
+        only if the message cannot have been stored by any try.
         """
         unsure = ""  # the reason of a try that may have been stored
         with closing(Countdown(seconds)) as limit:
@@ -222,9 +223,9 @@ class Broker(ReconnectingClient):
                     stored = await self.store(subject, payload, headers, repeats=True)
                     return replace(stored, repeated=True) if unsure else stored
                 except BrokerUnavailable as error:
-                    if not isinstance(error, NotConnected):
+                    if error.may_have_succeeded:
                         unsure = str(error)  # not the error, which holds this frame: a cycle
-                    if limit.seconds_left < _RETRY_SECONDS:
+                    if limit.seconds_left < _RETRY_SECONDS or isinstance(error, NotPermitted):
                         raise BrokerUnavailable(unsure) if unsure else error from None
                     await asyncio.sleep(_RETRY_SECONDS)
 
@@ -401,7 +402,7 @@ class Broker(ReconnectingClient):
         client, inbox = self._client, self._inbox  # a new client has another inbox
         if not client.is_connected:
             raise NotConnected("not connected to NATS")
-        reply = inbox.expect(response)
+        reply = inbox.expect(response, subject)
         if repeats:
             response.resend = partial(client.try_publish_now, subject, payload, headers, reply)
         try:

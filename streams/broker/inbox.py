@@ -2,6 +2,7 @@
 
 import itertools
 import secrets
+from collections.abc import Callable
 from math import ceil
 from typing import Any
 
@@ -28,21 +29,23 @@ class Inbox:
         self.subject = f"{self._own_prefix}*"
         self._tick_seconds = min(seconds, REPEAT_SECONDS, TICK_SECONDS)
         self._ids = itertools.count()
-        # By reply subject, with the tick after which it was asked; the earliest comes first.
-        self._pending: dict[str, tuple[int, PendingResponse[Any]]] = {}
+        # By reply subject, with the tick after which it was asked, and on which subject; the
+        # earliest comes first.
+        self._pending: dict[str, tuple[int, str, PendingResponse[Any]]] = {}
         self._tick = 0  # ticks in which a response was awaited
         self._is_ticking = False
 
     def __len__(self) -> int:
         return len(self._pending)
 
-    def expect(self, response: PendingResponse[Any]) -> str:
+    def expect(self, response: PendingResponse[Any], asked: str) -> str:
         """Register an awaited response and return the reply subject for its question.
 
-        Returns at once; await the response's `future`. Call `discard` with the subject at the end.
+        `asked` is the subject on which the question is sent. Returns at once; await the response's
+        `future`. Call `discard` with the reply subject at the end.
         """
         subject = f"{self._own_prefix}{next(self._ids):x}"
-        self._pending[subject] = self._tick, response
+        self._pending[subject] = self._tick, asked, response
         if not self._is_ticking:
             self._is_ticking = True
             Ticker(self._tick_seconds, self._on_tick)
@@ -55,12 +58,18 @@ class Inbox:
     def receive(self, subject: bytes, data: bytes, headers: bytes) -> None:
         """Pass a message to the response awaited on its subject; if there is none, drop it."""
         if entry := self._pending.get(subject.decode()):
-            entry[1].receive(data, headers)
+            entry[2].receive(data, headers)
 
     def fail(self, error: MillstreamError) -> None:
         """End all responses that are still awaited with `error`."""
-        for _, response in self._pending.values():
+        for *_, response in self._pending.values():
             response.fail(error)
+
+    def refuse(self, asked: str, error: Callable[[str], MillstreamError]) -> None:
+        """End the responses to questions on a subject, in lower case, with the error for it."""
+        for _, subject, response in self._pending.values():
+            if subject.lower() == asked:
+                response.fail(error(subject))
 
     def _on_tick(self, in_time: bool) -> float | None:
         """Repeat old questions and fail those out of time; a late tick is no time to judge."""
@@ -72,7 +81,7 @@ class Inbox:
 
     def _check_deadlines(self) -> None:
         ticks, repeated_ticks = self._count_ticks(self._seconds), self._count_ticks(REPEAT_SECONDS)
-        for asked_at, response in self._pending.values():
+        for asked_at, _, response in self._pending.values():
             age = self._tick - asked_at - 1  # of which the first tick may have been all but over
             if age >= ticks:
                 response.fail(BrokerUnavailable(f"NATS did not answer in {self._seconds:g} s"))

@@ -15,8 +15,9 @@ when its answer comes.
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
@@ -43,6 +44,7 @@ class PatchedNatsClient(NatsClient):
         self._authentication = authentication or Authentication(NO_FILES)
         self.identity: Identity | None = None  # shown at the last connect or reconnect
         self._raw_handlers: dict[int, RawHandler] = {}
+        self._questions: set[_Question] = set()  # of `request`, whose answers are awaited
         self._ps = WireParser(self, self._raw_handlers)
 
     @property
@@ -178,12 +180,35 @@ class PatchedNatsClient(NatsClient):
     ) -> Msg:
         """Send a request and return the reply, as nats-py's `request`; never lose a cancellation.
 
-        Raises TimeoutError when the loop has run for `timeout` seconds. If the task is cancelled
-        meanwhile, CancelledError is raised in any case.
+        Raises TimeoutError when the loop has run for `timeout` seconds, and at once the error that
+        `refuse` is called with meanwhile. If the task is cancelled, CancelledError is raised in any
+        case.
         """
         with _reraise_cancellation():
-            async with running_timeout(timeout):
+            async with running_timeout(timeout), self._refusable(subject):
                 return await super().request(subject, payload, _NEVER, old_style, headers)
+
+    @asynccontextmanager
+    async def _refusable(self, subject: str) -> AsyncIterator[None]:
+        """Raise the refusal of a question on `subject` if it comes before the code inside ends."""
+        question = _Question(subject, asyncio.timeout(None))
+        self._questions.add(question)
+        try:
+            async with question.limit:
+                yield
+        except TimeoutError:
+            if question.refusal:
+                raise question.refusal from None
+            raise
+        finally:
+            self._questions.discard(question)
+
+    def refuse(self, asked: str, error: Callable[[str], Exception]) -> None:
+        """End the requests that wait for an answer on a subject, in lower case, with its error."""
+        for question in self._questions:
+            if question.subject.lower() == asked and question.refusal is None:
+                question.refusal = error(question.subject)
+                question.limit.reschedule(0)
 
     async def _request_old_style(self, subject: str, payload: bytes, timeout: float = 1) -> Msg:
         """Ask with an inbox for this request alone, which is given up however the request ends.
@@ -219,6 +244,15 @@ class PatchedNatsClient(NatsClient):
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
         return parse_header_lines(raw)
+
+
+@dataclass(eq=False)
+class _Question:
+    """A request that waits for its answer; ending `limit` ends the wait."""
+
+    subject: str
+    limit: asyncio.Timeout
+    refusal: Exception | None = None
 
 
 async def _fail_if_called(msg: Msg) -> None:

@@ -23,7 +23,7 @@ from streams.broker.nats_client import PatchedNatsClient
 from streams.broker.nats_wire import RawHandler
 from streams.broker.reconnecting_subscription import BrokerSubscription, MessageHandler, drain
 from streams.connection_files import NO_FILES, ConnectionFiles
-from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from streams.errors import BrokerMisconfigured, BrokerUnavailable, NotPermitted
 from streams.server_urls import parse_server_urls
 
 log = structlog.get_logger()
@@ -94,13 +94,13 @@ class ReconnectingClient:
         """Send an empty request; return True if a listener answers.
 
         Returns False if the server says that nobody listens, and None if no answer comes within
-        `seconds`.
+        `seconds`, or this user may not ask.
         """
         try:
             await self._client.request(subject, timeout=seconds)
         except nats.errors.NoRespondersError:
             return False
-        except (nats.errors.Error, OSError, TimeoutError):
+        except (nats.errors.Error, OSError, TimeoutError, NotPermitted):
             return None
         return True
 
@@ -152,7 +152,7 @@ class ReconnectingClient:
             reconnected_cb=self._on_reconnected,
             disconnected_cb=partial(self._on_disconnected, client, inbox),
             closed_cb=partial(self._on_closed, client),
-            error_cb=partial(self._on_error, client),
+            error_cb=partial(self._on_error, client, inbox),
         )
         await client.subscribe_raw(inbox.subject, inbox.receive)
 
@@ -321,19 +321,26 @@ class ReconnectingClient:
             log.warning("nats_closed", server=self.url, **self._explain(client.last_error))
         self._rebuild_needed.set()
 
-    async def _on_error(self, client: PatchedNatsClient, error: Exception) -> None:
+    async def _on_error(self, client: PatchedNatsClient, inbox: Inbox, error: Exception) -> None:
         """Log an error once while it repeats: a lost server is tried four times a second.
 
         Before there is a connection it is an error, which commands show, too. There, a try without
-        an answer tells less than an earlier one that was refused.
+        an answer tells less than an earlier one that was refused. What was asked on a subject to
+        which this user may not publish ends with that reason.
         """
+        if asked := refusals.forbidden_subject(error):
+            explain = partial(refusals.not_permitted, identity=client.identity)
+            inbox.refuse(asked, explain)
+            client.refuse(asked, explain)
         last, is_opening = self._last_error, client is not self._client
         if last and is_opening and isinstance(error, TimeoutError):
             return
         self._last_error = error
         if last and refusals.describe(last) == refusals.describe(error):
             return
-        if is_opening:
+        if asked:
+            log.error("nats_not_permitted", server=self.url, reason=str(explain(asked)))
+        elif is_opening:
             log.error(
                 "nats_unreachable",
                 server=self.url,

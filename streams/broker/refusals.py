@@ -1,12 +1,14 @@
-"""Describes in words why there is no connection to NATS, and what to do about it."""
+"""Describes in words what NATS refuses, a connection or a subject, and what to do about it."""
 
+import re
 import socket
 import ssl
 
 import nats.errors
 
-from streams.broker.authentication import UnusableFile
+from streams.broker.authentication import Identity, UnusableFile
 from streams.connection_files import ConnectionFiles
+from streams.errors import NotPermitted
 from streams.server_urls import redact
 
 _START = "start the server, or name another with --nats"
@@ -24,6 +26,7 @@ _TLS_REMEDIES = {
     "TLSV1_ALERT_UNKNOWN_CA": _CLIENT_CERTIFICATE,
     "SSLV3_ALERT_BAD_CERTIFICATE": _CLIENT_CERTIFICATE,
 }
+_PUBLISH_VIOLATION = re.compile(r'permissions violation for publish to "(.*)"', re.IGNORECASE)
 _IDENTITY_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
 
 
@@ -56,6 +59,29 @@ def remedy(error: BaseException, files: ConnectionFiles) -> str:
     if isinstance(error, OSError | nats.errors.Error) and not files.encrypts:
         return f"{_START}; one that wants TLS also needs its CA, with --nats-ca"
     return _START
+
+
+def forbidden_subject(error: BaseException) -> str | None:
+    """Return the subject, in lower case, to which a server does not let this user publish.
+
+    None if the error is another one.
+    """
+    found = _PUBLISH_VIOLATION.search(str(error))
+    return found[1].lower() if found else None
+
+
+def not_permitted(subject: str, identity: Identity | None) -> NotPermitted:
+    """Return the error for a user that may not publish to a subject."""
+    if identity is None or identity.user_class is None:
+        user = f"the user {identity.name!r}" if identity and identity.name else "this user"
+    else:
+        user = f"the user {identity.name!r} of the class {identity.user_class}"
+    return NotPermitted(
+        subject,
+        user,
+        "use the credentials of a class that may (docs/accounts.md), with --nats-creds; after an "
+        "update, restart the servers with the configurations that `millstream broker init` makes",
+    )
 
 
 def _replace_identity(files: ConnectionFiles) -> str:

@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from streams.accounts.access import UserClass
 from tests.e2e.browser import Browser, chromium
 from tests.e2e.test_web_page import STATE, TEXT, enter, run
 from tests.integration.gateway.replies.test_cancel import outcomes
@@ -115,12 +117,13 @@ def test_many_streams_share_a_socket_that_is_cut(chrome: Browser, mock_up: Mills
 
 def test_leaving_the_loop_cancels(browser: Browser, mock_up: MillstreamUp) -> None:
     """Nobody pays for what nobody reads."""
-    before = len(asyncio.run(outcomes(mock_up.nats_url)))
+    ended = partial(outcomes, mock_up.nats_url, mock_up.files(UserClass.OPERATOR))
+    before = len(asyncio.run(ended()))
     browser.evaluate(
         CLIENT + "for await (const chunk of client.generate(ask('a long one', 4000))) break;"
     )
-    wait_until(lambda: len(asyncio.run(outcomes(mock_up.nats_url))) > before, 10)
-    assert asyncio.run(outcomes(mock_up.nats_url))[-1][0] == "cancelled"
+    wait_until(lambda: len(asyncio.run(ended())) > before, 10)
+    assert asyncio.run(ended())[-1][0] == "cancelled"
 
 
 def test_an_abort_signal_ends_its_request_alone(browser: Browser) -> None:

@@ -139,7 +139,8 @@ def test_only_a_kill_is_told_as_a_death(tmp_path: Path) -> None:
     with MillstreamUp(tmp_path, *MOCK, "--workers", "3") as up:
         before = up.wait_until_ready().pids("worker")
         wait_until(lambda: _workers(up) == 3, 20)
-        drained = run_millstream("drain", "worker-1", "--within", "5s", "--nats", up.nats_url)
+        words = ("drain", "worker-1", "--within", "5s", "--data-dir", str(tmp_path / "data"))
+        drained = run_millstream(*words)
         assert "worker-1 is empty" in drained.stdout
         wait_until(lambda: _count(up, "child_ended") == 1, 10)
         terminated, killed = (pid for pid in before if not is_gone(pid))

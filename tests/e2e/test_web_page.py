@@ -11,6 +11,7 @@ from millstream.bench import target
 from millstream.bench.load_client import GatewayAddress
 from registry.models import mock_model
 from registry.store import Registry
+from streams.accounts.access import UserClass
 from tests.e2e.browser import CONTROL, ENTER, ESCAPE, Browser, chromium
 from tests.support.accounts_server import connect
 from tests.support.millstream_up import KEY, MillstreamUp
@@ -144,7 +145,8 @@ def test_a_model_without_workers_is_not_the_first_choice(
 
 
 async def _change(up: MillstreamUp, change: Callable[[Registry], Awaitable[None]]) -> None:
-    async with connect(up.nats_url, "test") as broker, opened_registry(broker) as registry:
+    admin = connect(up.nats_url, "test", up.files(UserClass.ADMIN))
+    async with admin as broker, opened_registry(broker) as registry:
         await change(registry)
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from streams.accounts.access import UserClass
+from streams.connection_files import ConnectionFiles
 from tests.support.ports import free_port
 
 KEY = "sk-e2e"
@@ -137,8 +139,15 @@ class MillstreamUp:
         assert self._says_ready(), self.output.read_text()
         return self
 
+    def files(self, user_class: UserClass) -> ConnectionFiles:
+        """Credentials for its broker, of a class of users."""
+        return ConnectionFiles(creds=self.home / f"data/broker/users/{user_class}.creds")
+
     def pids(self, word: str) -> list[int]:
-        return [pid for pid in descendants(self.process.pid) if word in command_line(pid)]
+        """The processes whose command line has a word, not counting what a test calls its home."""
+        found = descendants(self.process.pid)
+        lines = {pid: command_line(pid).replace(str(self.home), "") for pid in found}
+        return [pid for pid, line in lines.items() if word in line]
 
     def stop(self) -> int:
         """SIGTERM, and the exit status; fails when it takes longer than anyone would wait."""

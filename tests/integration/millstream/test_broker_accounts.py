@@ -1,5 +1,6 @@
 """What `millstream up` makes of accounts before nats-server starts, and how it asks for health."""
 
+import os
 import shutil
 import stat
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ class EmbeddedServer(NatsServer):
         )
 
     def files(self, user_class: UserClass) -> ConnectionFiles:
-        return ConnectionFiles(creds=self.accounts.add_user(str(user_class), user_class))
+        return ConnectionFiles(creds=self.accounts.file(user_class))
 
 
 async def stored(url: str, files: ConnectionFiles) -> list[bytes]:
@@ -60,7 +61,7 @@ async def test_what_was_stored_before_accounts_is_there_after_the_start(
     before.process.terminate()
     before.process.wait()
     for _ in range(2):
-        server = EmbeddedServer(directory, mint_accounts(directory))
+        server = EmbeddedServer(directory, mint_accounts(directory, Scale().shards))
         try:
             assert await stored(server.url, server.files(UserClass.OPERATOR)) == [b"kept"]
             async with connect(server.url, "a", server.files(UserClass.ADMIN)) as admin:
@@ -69,9 +70,39 @@ async def test_what_was_stored_before_accounts_is_there_after_the_start(
             server.kill()
 
 
+async def test_a_move_that_was_killed_is_finished_at_the_next_start(
+    directory: DataDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stream is in one place or the other, and none is in two."""
+    before = NatsServer(directory.nats_store)
+    async with connect(before.url, "test") as broker:
+        await declaration.declare(broker, Scale(), 100)
+        await broker.store(LEDGER_SUBJECT, b"kept")
+    before.process.terminate()
+    before.process.wait()
+    rename, moved = os.rename, list[Path]()
+
+    def rename_two(source: Path, target: Path) -> None:
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        moved.append(target)
+        rename(source, target)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(os, "rename", rename_two)
+        with pytest.raises(KeyboardInterrupt):
+            mint_accounts(directory, Scale().shards)
+    server = EmbeddedServer(directory, mint_accounts(directory, Scale().shards))
+    try:
+        assert await stored(server.url, server.files(UserClass.OPERATOR)) == [b"kept"]
+        assert not (directory.nats_store / "jetstream/$G/streams").exists()
+    finally:
+        server.kill()
+
+
 async def test_streams_of_lost_keys_are_refused_and_left_alone(directory: DataDirectory) -> None:
     """New keys would name new accounts, which are empty."""
-    server = EmbeddedServer(directory, mint_accounts(directory))
+    server = EmbeddedServer(directory, mint_accounts(directory, Scale().shards))
     async with connect(server.url, "test", server.files(UserClass.ADMIN)) as admin:
         await declaration.declare(admin, Scale(), 100)
     async with connect(server.url, "test", server.files(UserClass.DISPATCHER)) as dispatcher:
@@ -81,10 +112,10 @@ async def test_streams_of_lost_keys_are_refused_and_left_alone(directory: DataDi
     kept = shutil.copytree(directory.broker_keys, directory.path / "copy")
     shutil.rmtree(directory.broker_keys)
     with pytest.raises(MoveRefused, match="bring that folder back"):
-        mint_accounts(directory)
+        mint_accounts(directory, Scale().shards)
     shutil.rmtree(directory.broker_keys)
     shutil.copytree(kept, directory.broker_keys)
-    server = EmbeddedServer(directory, mint_accounts(directory))
+    server = EmbeddedServer(directory, mint_accounts(directory, Scale().shards))
     try:
         assert await stored(server.url, server.files(UserClass.OPERATOR)) == [b"kept"]
     finally:
@@ -96,7 +127,7 @@ async def test_nobody_gets_in_without_credentials(
 ) -> None:
     """Every file that lets somebody in is its owner's alone."""
     monkeypatch.setattr(reconnecting_client, "OPEN_SECONDS", 1.0)
-    server = EmbeddedServer(directory, mint_accounts(directory))
+    server = EmbeddedServer(directory, mint_accounts(directory, Scale().shards))
     try:
         server.files(UserClass.OPERATOR)
         with pytest.raises(BrokerUnavailable, match="--nats-creds"):
@@ -110,7 +141,7 @@ async def test_nobody_gets_in_without_credentials(
 
 async def test_health_is_asked_over_the_system_account(directory: DataDirectory) -> None:
     """No monitoring port is needed; no answer is no error of the server's."""
-    server = EmbeddedServer(directory, mint_accounts(directory))
+    server = EmbeddedServer(directory, mint_accounts(directory, Scale().shards))
     try:
         creds = server.files(UserClass.SYSTEM).creds
         assert creds
@@ -125,7 +156,7 @@ async def test_health_is_asked_over_the_system_account(directory: DataDirectory)
 
 def test_a_worker_with_many_models_has_credentials_all_the_same(directory: DataDirectory) -> None:
     """Its token would be too long for all their names."""
-    accounts = mint_accounts(directory)
+    accounts = mint_accounts(directory, Scale().shards)
     few = accounts.add_worker("few", ["mock"]).read_text()
     many = accounts.add_worker("many", [f"model-{number}" for number in range(500)]).read_text()
     assert len(many) < 2 * len(few)

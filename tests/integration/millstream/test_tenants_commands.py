@@ -88,8 +88,8 @@ async def test_a_cell_without_an_admin_service_is_told_as_one(
 ) -> None:
     """A command that writes nothing must not look like one that did."""
     monkeypatch.setattr(admin_client, "FIND_SECONDS", 0.2)
+    told = {**command_settings(nats_url), "name": "bar"}
     with pytest.raises(AdminUnreachable, match="start `millstream admin`"):
-        told = {**command_settings(nats_url), "name": "bar"}
         await add(AddTenantSettings.model_validate(told), STOP)
 
 

@@ -56,6 +56,7 @@ async def test_a_cluster_is_made_with_one_command(
         "worker",
         "operator",
         "ledger",
+        "supervisor",
         "system",
     ]
     await init(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from admin.settings import AdminSettings
+from dispatcher.settings import DispatcherSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from millstream.admin.settings import LagSettings, WhySettings
@@ -15,6 +16,8 @@ from millstream.models.settings import AddSettings, ListSettings
 from millstream.settings_loader import UsageError, load_settings
 from millstream.up import state_file
 from millstream.up.settings import UpSettings
+from streams.accounts.access import UserClass
+from streams.base_settings import ServiceSettings
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +241,7 @@ def test_commands_ask_the_admin_service_of_the_cell_that_they_are_meant_for(tmp_
 
 def test_commands_have_credentials_for_the_nats_that_they_find(tmp_path: Path) -> None:
     """Those of the environment are another cell's, unless its NATS is named, too."""
-    state = state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h", nats_creds="/o")
+    state = state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h", nats_users="/u")
     state_file.write(tmp_path, state)
 
     def creds(flags: dict[str, str], **environment: str) -> Path | None:
@@ -250,13 +253,13 @@ def test_commands_have_credentials_for_the_nats_that_they_find(tmp_path: Path) -
         assert not (settings.nats_creds and settings.nats_nkey)
         return settings.nats_creds
 
-    assert creds({}) == Path("/o")
-    assert creds({}, nats_creds="/mine") == Path("/o")
-    assert creds({}, nats_nkey="/mine", nats_ca="/ca") == Path("/o")
+    assert creds({}) == Path("/u/operator.creds")
+    assert creds({}, nats_creds="/mine") == Path("/u/operator.creds")
+    assert creds({}, nats_nkey="/mine", nats_ca="/ca") == Path("/u/operator.creds")
     assert creds({"nats_creds": "/mine"}) == Path("/mine")
     assert creds({}, nats="nats://other") is None
     assert creds({}, nats="nats://other", nats_creds="/mine") == Path("/mine")
-    assert creds({}, nats="nats://n") == Path("/o")
+    assert creds({}, nats="nats://n") == Path("/u/operator.creds")
     assert creds({}, nats="nats://n", nats_creds="/mine") == Path("/mine")
 
 
@@ -313,3 +316,24 @@ def test_what_the_load_generator_is_set_to_is_no_limit_of_a_model() -> None:
     settings = load_settings(AddSettings, {"path": ".", "name": "m"}, {})
     assert isinstance(settings, AddSettings)
     assert settings.max_output_tokens is None
+
+
+def test_a_service_that_finds_a_broker_has_the_credentials_of_its_class(tmp_path: Path) -> None:
+    """An operator's would let it start, and do nothing."""
+    state = state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h", nats_users="/u")
+    state_file.write(tmp_path, state)
+    told = {"MILLSTREAM_DATA_DIR": str(tmp_path), "MILLSTREAM_MODEL": "mock"}
+    found = {}
+    for settings in (AdminSettings, DispatcherSettings, GatewaySettings, WorkerSettings):
+        made = load_settings(settings, {}, told)
+        assert isinstance(made, ServiceSettings)
+        found[settings] = str(made.nats_creds)
+    assert list(found.values()) == [
+        f"/u/{user_class}.creds"
+        for user_class in (
+            UserClass.ADMIN,
+            UserClass.DISPATCHER,
+            UserClass.GATEWAY,
+            UserClass.WORKER,
+        )
+    ]

@@ -30,7 +30,7 @@ PlanOf = Callable[..., LaunchPlan]
 def accounts(tmp_path_factory: pytest.TempPathFactory) -> BrokerAccounts:
     """Keys of an embedded nats-server."""
     with open_data_directory(tmp_path_factory.mktemp("data")) as directory:
-        return mint_accounts(directory)
+        return mint_accounts(directory, 1)
 
 
 @pytest.fixture
@@ -135,6 +135,14 @@ def test_workers_are_told_apart_and_serve_every_model(plan_of: PlanOf) -> None:
     assert json.loads(first.environment["MILLSTREAM_MODEL"]) == ["a,b", "c"]
     ports = [w.environment["MILLSTREAM_METRICS_PORT"] for w in (first, second)]
     assert ports == ["9101", "9102"]
+
+
+def test_every_service_has_as_many_token_logs_as_the_keys_are_for(plan_of: PlanOf) -> None:
+    """Nobody has a right to more of them than the accounts name."""
+    plan = plan_of(shards=3)
+    programs = [plan.admin_program(), plan.gateway_program(), plan.dispatcher_program()]
+    programs += plan.worker_programs()
+    assert {program.environment["MILLSTREAM_SHARDS"] for program in programs} == {"3"}
 
 
 def test_a_file_is_found_again_from_any_directory(plan_of: PlanOf, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The deployment files agree with the command line, with each other and with nats-server."""
 
+import asyncio
 import os
 import re
 import tomllib
@@ -10,16 +11,21 @@ import pytest
 import yaml
 
 from millstream import cli
+from millstream.broker import commands
+from millstream.broker.settings import InitSettings
 from millstream.command_table import find_command
 from millstream.settings_loader import load_settings
 from millstream.up.settings import UpSettings
+from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.claims_token import decode
+from streams.accounts.credentials_file import read_credentials
 from streams.base_settings import Settings
 
 ROOT = Path(__file__).parents[3]
+SECRETS = "/run/secrets/"
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if "build" in service}
-CLUSTER = (ROOT / "streams/nats/cluster.conf").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
@@ -112,11 +118,57 @@ def test_containers_may_take_longer_to_stop_than_services_to_drain() -> None:
         )
 
 
-def test_every_mounted_file_exists() -> None:
-    """Docker would make a directory in its place."""
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command at the top of compose.yaml makes, in place of `./broker`."""
+    text = (ROOT / "compose.yaml").read_text()
+    (words,) = re.findall(r"^#   millstream (broker init .*?) *#", text, re.MULTILINE)
+    made = tmp_path_factory.mktemp("cell") / "broker"
+    settings = parsed(words.replace(" broker ", f" {made} ").split())
+    assert isinstance(settings, InitSettings)
+    asyncio.run(commands.init(settings, asyncio.Event()))
+    return made
+
+
+def sources() -> set[str]:
+    """All files and folders of this one that containers get to see."""
     mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
-    sources = {mount.split(":")[0] for mount in mounts if mount.startswith("./")}
-    assert all((ROOT / source).is_file() for source in sources - {"./models"})
+    found = {mount.split(":")[0] for mount in mounts if mount.startswith("./")}
+    secrets = {each["file"] for each in COMPOSE["secrets"].values() if "file" in each}
+    return found | secrets
+
+
+def test_every_mounted_file_exists(keys: Path) -> None:
+    """Docker would make a directory in its place."""
+    for source in sources() - {"./models"}:
+        path = Path(source)
+        found = keys / path.relative_to("broker") if path.parts[0] == "broker" else ROOT / path
+        assert found.exists(), source
+
+
+def test_no_keys_are_committed_or_sent_to_docker() -> None:
+    """Who has them is anybody in the cell."""
+    assert "/broker/" in (ROOT / ".gitignore").read_text().splitlines()
+    assert "!broker" not in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_service_has_the_credentials_of_its_class_alone(keys: Path, name: str) -> None:
+    """A stolen one does what its class may do; the seeds that sign are in no container."""
+    found = OURS[name]["environment"]["MILLSTREAM_NATS_CREDS"]
+    secret = found.removeprefix(SECRETS)
+    assert [s for s in OURS[name]["secrets"] if s.endswith("-creds")] == [secret]
+    file = keys / Path(COMPOSE["secrets"][secret]["file"]).relative_to("broker")
+    tags = decode(read_credentials(file, 0).token)["nats"]["tags"]
+    wanted = {"models": "operator"}.get(name, re.sub(r"-\d$", "", name))
+    assert f"class:{wanted}" in tags
+    assert not [mount for mount in OURS[name].get("volumes", []) if "broker" in mount]
+
+
+def test_keys_are_made_for_as_many_streams_as_services_make(keys: Path) -> None:
+    """Nobody has a right to a stream of token logs that the cell's keys do not know."""
+    settings = parsed(["admin"]).model_dump()
+    assert CellDirectory.open(keys).read().shards == settings["shards"]
 
 
 def test_prometheus_scrapes_every_service_where_it_listens() -> None:
@@ -146,15 +198,21 @@ def test_nothing_is_open_to_strangers_without_a_secret() -> None:
         assert not [port for port in service.get("ports", []) if port.endswith(":9100")]
 
 
-def test_a_broker_is_asked_for_its_own_health_where_it_tells() -> None:
+def test_a_broker_is_asked_for_its_own_health_where_it_tells_nobody_else(keys: Path) -> None:
     """A node that catches up, or that lacks the others, gains nothing by a restart."""
-    (port,) = re.findall(r'^http: "0.0.0.0:(\d+)"', CLUSTER, re.MULTILINE)
     for name in containers("nats"):
+        text = (keys / f"nodes/{name}.conf").read_text()
+        (address,) = re.findall(r'^http: "(127.0.0.1:\d+)"', text, re.MULTILINE)
         url = SERVICES[name]["healthcheck"]["test"][-1]
-        assert url == f"http://127.0.0.1:{port}/healthz?js-enabled-only=true"
+        assert url == f"http://{address}/healthz?js-enabled-only=true"
         assert SERVICES[name]["image"].endswith("-alpine")  # the others have no wget
+        assert (
+            f"./broker/nodes/{name}.conf:{SERVICES[name]['command'][1]}:ro"
+            in (SERVICES[name]["volumes"])
+        )
 
 
-def test_an_acknowledged_message_is_on_disk_in_a_cluster() -> None:
+def test_an_acknowledged_message_is_on_disk_in_a_cluster(keys: Path) -> None:
     """JetStream acknowledges before it syncs unless told otherwise."""
-    assert re.search(r"sync_interval: always", CLUSTER)
+    for name in containers("nats"):
+        assert "sync_interval: always" in (keys / f"nodes/{name}.conf").read_text()

@@ -1,6 +1,7 @@
 """Cancelling, in every state that a request can be in."""
 
 from streams import messages, topology
+from streams.connection_files import ConnectionFiles
 from streams.messages import LedgerRecord
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
@@ -9,9 +10,9 @@ from tests.support.gateways import RunningGateway, cell, gateways, register, tok
 SLOW = {"ttft_ms": 1, "itl_ms": 1}
 
 
-async def outcomes(nats_url: str) -> list[tuple[str, int]]:
+async def outcomes(nats_url: str, files: ConnectionFiles | None = None) -> list[tuple[str, int]]:
     """How the requests ended and how many tokens they had, by the ledger."""
-    async with connect(nats_url, "test") as broker:
+    async with connect(nats_url, "test", files) as broker:
         stored = await broker.read_subject(topology.LEDGER, "infer.ledger.>")
     records = [
         messages.from_wire(LedgerRecord, messages.unpack(message.data)) for message in stored

@@ -24,11 +24,11 @@ from tests.support.eventually import eventually
 
 POOL = PoolKey("mock", "v1", Priority.BATCH)
 DRAIN = subjects.drain("w2")
-# By whom it is obeyed, how it is read, and its body. Listeners import the second one by a subject
-# without a wildcard
+# Who may send it, by whom it is obeyed, how it is read, and its body. Listeners import the second
+# one by a subject without a wildcard
 SIGNALS = {
-    DRAIN: (UserClass.WORKER, signals.parse_drain, signals.pack_drain(0)),
-    subjects.GONE: (UserClass.DISPATCHER, signals.parse_gone, b"w2"),
+    DRAIN: (UserClass.OPERATOR, UserClass.WORKER, signals.parse_drain, signals.pack_drain(0)),
+    subjects.GONE: (UserClass.SUPERVISOR, UserClass.DISPATCHER, signals.parse_gone, b"w2"),
 }
 
 
@@ -52,7 +52,7 @@ async def test_a_signal_that_a_consumer_delivers_is_ignored(
 ) -> None:
     """Even if it was stored with the headers of a copy, as a dispatcher could; a copy is obeyed."""
     monkeypatch.setattr(signal_handler, "LOG_SECONDS", 0.0)
-    user_class, parse, body = SIGNALS[signal]
+    sender_class, user_class, parse, body = SIGNALS[signal]
     obeyed: list[object] = []
 
     async def act(found: object) -> None:
@@ -62,7 +62,7 @@ async def test_a_signal_that_a_consumer_delivers_is_ignored(
     async with (
         connect(everywhere.nodes[0].url, "w2", ConnectionFiles(creds=file)) as listener,
         everywhere.client(UserClass.DISPATCHER, "d1", node=-1) as dispatcher,
-        everywhere.client(UserClass.OPERATOR, "o1", node=-1) as operator,
+        everywhere.client(sender_class, "o1", node=-1) as sender,
         everywhere.connected(everywhere.insider(account), node=-1) as thief,
     ):
         handler = SignalHandler[object](parse, act)
@@ -75,7 +75,7 @@ async def test_a_signal_that_a_consumer_delivers_is_ignored(
                 lambda: obeyed or [e for e in logged if e["event"] == "signal_ignored"]
             )
         assert obeyed == []
-        await operator.ask(signal, body)
+        await sender.ask(signal, body)
         await eventually(lambda: len(obeyed) == 1)
 
 

@@ -1,6 +1,7 @@
 """A cell's keys are made once; everything else is made anew from them."""
 
 import json
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -135,18 +136,36 @@ def test_a_directory_of_something_else_is_told(tmp_path: Path) -> None:
         CellDirectory.create(tmp_path / "cell.json", shards=1)
 
 
-def test_configurations_have_no_secret_and_no_monitoring_port(cell: CellDirectory) -> None:
-    """A monitoring port answers any web page that the operator visits."""
+def test_a_class_of_users_that_is_new_gets_a_key(cell: CellDirectory) -> None:
+    """After an update; without one its users would have no limits within their account."""
+    known = json.loads((cell.path / "cell.json").read_text())
+    del known["accounts"]["OPERATORS"]["roles"]["ledger"]
+    (cell.path / "cell.json").write_text(json.dumps(known))
+    seed = (cell.path / "keys/signing/ledger-users.seed").read_text()
+    for before in (seed, None):  # made by a try that was killed, and not made
+        if before is None:
+            (cell.path / "keys/signing/ledger-users.seed").unlink()
+            (cell.path / "cell.json").write_text(json.dumps(known))
+        made = CellDirectory.create(cell.path, shards=1)
+        (key,) = made.read().accounts["OPERATORS"].roles["ledger"]
+        user = made.add_user("l", UserClass.LEDGER)
+        assert decode(read_credentials(user, 0).token)["iss"] == key
+
+
+def test_configurations_have_no_secret_and_no_open_monitoring_port(cell: CellDirectory) -> None:
+    """A monitoring port answers whoever reaches it, without credentials."""
     block = cell.accounts_block()
     texts = [
         embedded_configuration(block, cell.path / "accounts"),
         node_configuration(block, "n1", ["n1"]),
         node_configuration(block, "n1", ["n1", "n2", "n3"]),
+        node_configuration(block, "n1", ["n1", "n2", "n3"], is_monitored=True),
     ]
+    monitored = [re.findall(r"^http\w*: *(\S+)", text, re.MULTILINE) for text in texts]
+    assert monitored == [[], [], [], ['"127.0.0.1:8222"']]
     for text in texts:
-        assert not [line for line in text.splitlines() if line.startswith("http")]
         assert "max_payload: 1MB" in text
         assert 'interval: "2s"' in text
         assert not [seed for seed in seeds(cell).values() if seed in text]
-    assert ["cluster {" in text for text in texts] == [False, False, True]
+    assert ["cluster {" in text for text in texts] == [False, False, True, True]
     assert 'routes: ["nats://n2:6222", "nats://n3:6222"]' in texts[2]
