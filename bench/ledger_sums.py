@@ -28,7 +28,8 @@ from registry.price_book import PriceBook
 from streams import messages, quota_windows, subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.messages import LedgerRecord
-from streams.records.usage_rollups import UsageRollups, add_up
+from streams.records.usage_rollups import UsageRollups
+from streams.records.usage_sums import add_up
 from streams.usage_accounts import TENANT_SCOPE, Meter, Price
 from tests.support.eventually import eventually
 from tests.support.gateways import HttpResponse, RunningGateway

@@ -166,6 +166,7 @@ class LaunchPlan:
             "id": name,
             "model": json.dumps(list(self.models)),
             **self._worker_destinations(),
+            **self._worker_costs(),
             "threads": self._worker_threads(),
             "metrics_port": self._metrics_port(number),
         }
@@ -186,6 +187,11 @@ class LaunchPlan:
             "model_root": roots,
         }
         return {key: json.dumps(values) for key, values in given.items()}
+
+    def _worker_costs(self) -> dict[str, object]:
+        settings = self.settings
+        costs = {"type": settings.worker_type, "price_per_hour": settings.worker_price_per_hour}
+        return {name: value for name, value in costs.items() if value is not None}
 
     def _worker_threads(self) -> int:
         shared = max(1, (os.cpu_count() or 1) // self.settings.workers)

@@ -1,0 +1,128 @@
+"""What workers cost: all of their time is in the ledger, divided over requests and the rest."""
+
+import asyncio
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import dispatcher.service
+import gpu_worker.service
+from gpu_worker import compute_reporter
+from millstream.admin import usage
+from millstream.admin.settings import UsageSettings
+from streams import topology
+from streams.records.worker_time import WorkerTime
+from tests.support.eventually import eventually
+from tests.support.service_process import worker_process
+from tests.support.services import (
+    BrokerClient,
+    broker_client,
+    dispatcher_settings,
+    running,
+    worker_settings,
+)
+
+PRICED = {"type": "small", "price_per_hour": "1.2"}
+PER_HOUR = 1_200_000  # in 10⁻⁶ of the currency
+HASTY = {"beat_seconds": 0.2, "ack_wait_seconds": 3}
+
+
+async def read_times(c: BrokerClient) -> list[WorkerTime]:
+    found = await c.broker.read_subject(topology.LEDGER, "infer.worker_time.>")
+    return [WorkerTime.unpack(each.data) for each in found]
+
+
+async def read_costs(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> dict[str, dict[str, int]]:
+    """What `usage --by model --costs --json` says of the one model."""
+    wanted = {"nats": nats_url, "by": "model", "costs": True, "json": True}
+    capsys.readouterr()
+    await usage.run(UsageSettings.model_validate(wanted), asyncio.Event())
+    [line] = capsys.readouterr().out.splitlines()
+    row: dict[str, dict[str, int]] = json.loads(line)
+    assert (row["model"], row["type"], row["currency"]) == ("mock", "small", "USD")
+    return row
+
+
+async def test_all_time_of_a_drained_worker_is_told(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests, idle time and loads are together what the worker has taken, to the nanosecond."""
+    async with (
+        broker_client(nats_url) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+    ):
+        async with running(gpu_worker.service, worker_settings(nats_url, **PRICED)):
+            requests = [await c.send(f"prompt {n}", max_tokens=5 + n) for n in range(8)]
+            await eventually(lambda: all(c.terminal(each) for each in requests))
+            await eventually(c.is_idle)
+        records, [told] = await c.ledger(), await read_times(c)
+        costs = await read_costs(nats_url, capsys)
+    assert all(each.compute_ns > 0 for each in records)
+    spent = sum(each.compute_ns for each in records)
+    assert spent + told.idle_ns + told.load_ns + told.lost_ns == told.elapsed_ns
+    assert costs["nanoseconds"] == {
+        "worker": told.elapsed_ns,
+        "requests": spent,
+        "idle": told.idle_ns,
+        "load": told.load_ns,
+        "lost": told.lost_ns,
+        "open": 0,
+    }
+    assert costs["costs"] == {use: ns * PER_HOUR for use, ns in costs["nanoseconds"].items()}
+
+
+async def test_an_attempt_that_was_taken_over_costs_too(
+    nats_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its worker wakes up, and tells that the time is lost; the request has what its last took."""
+    async with (
+        broker_client(nats_url, ttft_ms=5, itl_ms=10) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+    ):
+        with ExitStack() as stack:
+            workers = {
+                name: stack.enter_context(
+                    worker_process(nats_url, tmp_path / name, id=name, **HASTY, **PRICED)
+                )
+                for name in ("w1", "w2")
+            }
+            await eventually(lambda: all(w.has_logged("model_ready") for w in workers.values()))
+            request = await c.send("a prompt", max_tokens=300)
+            await eventually(lambda: len(c.records.get(request, [])) > 5)
+            zombie = workers[str(c.records[request][0]["worker"])]
+            zombie.freeze()
+            await eventually(lambda: c.attempts(request) == [1, 2])
+            zombie.thaw()
+            await eventually(lambda: zombie.has_logged("attempt_fenced"))
+            await eventually(c.is_idle)
+            for each in workers.values():
+                each.terminate()
+                await asyncio.to_thread(each.process.wait)
+        [record] = await c.ledger()
+        costs = await read_costs(nats_url, capsys)
+    assert costs["nanoseconds"]["requests"] == record.compute_ns > 0
+    assert costs["nanoseconds"]["lost"] > 0
+    assert costs["nanoseconds"]["open"] == 0
+
+
+async def test_time_is_told_while_the_worker_runs(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed worker takes its last minute with it, and no more."""
+    monkeypatch.setattr(compute_reporter, "REPORT_SECONDS", 0.05)
+    async with (
+        broker_client(nats_url) as c,
+        running(gpu_worker.service, worker_settings(nats_url, **PRICED)),
+    ):
+
+        async def told_thrice() -> bool:
+            return len(await read_times(c)) >= 3
+
+        await eventually(told_thrice)
+        first, second, third = (await read_times(c))[:3]
+    assert (second.since, third.since) == (first.until, second.until)
+    assert second.elapsed_ns == second.idle_ns > 0
