@@ -21,6 +21,7 @@ from admin.operations import Operations
 from admin.price_operations import PriceOperations
 from admin.settings import AdminSettings
 from api.authentication.authenticator import Authenticator
+from api.authentication.identity_provider import open_providers
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
 from registry.kv_records import KvRecords
@@ -86,8 +87,9 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
                     **price_operations.handlers,
                 }
             )
+            providers = open_providers(stack, settings.oidc)
             authenticator = Authenticator(
-                tenants, managed_keys, pepper, (), broker.clock.now, refuses_weak=False
+                tenants, managed_keys, pepper, providers, broker.clock.now, refuses_weak=False
             )
             keys = AdminKeys(own_keys, authenticator)
             checks["records"] = lambda: True

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
+from api.authentication.oidc_settings import OidcSettings
 from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
 from streams.topology import DAY_SECONDS, MIB, LedgerLimits
 
@@ -33,6 +34,7 @@ class AdminSettings(ServiceSettings):
         description="file with the secret under which managed API keys are sealed, the same for "
         "all gateways and admin services; without it none can be created",
     )
+    oidc: dict[Slug, OidcSettings] = Field({}, description="issuers whose tokens are accepted")
     tenants: dict[Slug, TenantSettings] = Field(
         {}, description="tenants that may send requests, with their keys and quotas"
     )

@@ -71,7 +71,8 @@ class LaunchPlan:
     def gateway_url(self) -> str:
         """The gateway's URL for clients on this machine; on 127.0.0.1 if it listens everywhere."""
         host = self.settings.host
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        everywhere = host in ("0.0.0.0", "::", "")  # nosec B104
+        shown = "127.0.0.1" if everywhere else host
         scheme = "https" if self.settings.tls_cert else "http"
         return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
