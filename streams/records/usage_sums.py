@@ -10,7 +10,7 @@ from datetime import date, timedelta
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
-from streams import quota_windows, topology
+from streams import quota_windows
 from streams.messages import LedgerRecord
 from streams.records.cost_sums import CostSums
 from streams.usage_accounts import format_amount
@@ -78,7 +78,7 @@ def list_days(start: str, end: str) -> list[str]:
 
 def recent_days(now: float) -> tuple[str, str]:
     """Return the first and the last of the 30 days of UTC that end with today."""
-    start = quota_windows.utc_day(now - 29 * topology.DAY_SECONDS)
+    start = quota_windows.utc_day(now - 29 * quota_windows.DAY_SECONDS)
     return start, quota_windows.utc_day(now)
 
 

@@ -75,7 +75,7 @@ def test_costs_are_exact() -> None:
     time = WorkerTime("w", "mock", "1", 0, 1, 60, 30, 5, 4, "", price)
     sums = CostSums.of_request(request) + CostSums.of_worker(time)
     assert (sums.open, sums.open_cost) == (1, 3_600_000)
-    assert sums.to_json()["amounts"]["requests"] == "0.00000002"
+    assert sums.to_json()["amounts"]["requests"] == "0.00000000002"
     assert format_cost(3_600_000 * 3600 * 10**9) == "3.6"
 
 
