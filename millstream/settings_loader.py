@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from millstream.command_table import COMMANDS
 from millstream.up import data_directory, state_file
 from streams.base_settings import (
+    CONNECTION_KEYS,
     DATA_DIR,
     ENV_PREFIX,
     UPSTREAM_PREFIX,
@@ -132,12 +133,14 @@ def load_settings(
 
     A flag overrides an environment variable, and a variable overrides a key of the file. For a
     subclass of `DiscoverySettings`, the addresses `nats` and `url` come from a `millstream up` that
-    runs in the data directory, if one does and they were not given otherwise, and so does the API
-    key of a client of the gateway; its admin service, with the key, is taken unless `nats` is that
-    of another cell; with `--data-dir` as a flag, they override those of environment
-    and file. Raises `UsageError`, whose text says where the value was given, for an unknown key or
-    variable, a missing or invalid value, a file that cannot be read, or a `--data-dir` flag without
-    a running `millstream up`.
+    runs in the data directory, if one does and they were not given otherwise, and so do the API
+    key of a client of the gateway. Its admin service, with the key, and the credentials for its
+    NATS are taken unless `nats` is that of another cell. With `--data-dir` as a flag, addresses and
+    keys override those of environment and file.
+
+    Raises `UsageError`, whose text says where the value was given, for an unknown key or variable,
+    a missing or invalid value, a file that cannot be read, or a `--data-dir` flag without a running
+    `millstream up`.
     """
     path = _find_config_file(flags, environment)
     raw = RawSettings()
@@ -181,8 +184,21 @@ def _add_running_up(
         found["api_key"] = api_key
     for key in found.keys() & wanted:
         raw.set(key, found[key], str(data_dir))
+    if up and up.nats_creds and raw.values["nats"] == up.nats:
+        _add_credentials(raw, flags, up.nats_creds, data_dir)
     if asks_admin and up and up.admin and raw.values["nats"] == up.nats:
         _add_admin(raw, up.admin, data_dir)
+
+
+def _add_credentials(
+    raw: RawSettings, flags: Mapping[str, Any], creds: str, data_dir: Path
+) -> None:
+    """Add the credentials for a NATS that was found; those of the environment are another's."""
+    if raw.origins["nats"] == str(data_dir):
+        for key in CONNECTION_KEYS - flags.keys():
+            raw.values.pop(key, None)
+    if not any(raw.values.get(key) for key in CONNECTION_KEYS):
+        raw.set("nats_creds", creds, str(data_dir))
 
 
 def _add_admin(raw: RawSettings, url: str, data_dir: Path) -> None:

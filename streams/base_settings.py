@@ -62,6 +62,8 @@ NO_FLAG: JsonDict = {"no_flag": True}  # a secret: every user of the machine can
 DATA_DIR = Path("~/.millstream")
 ENV_PREFIX = "MILLSTREAM_"
 UPSTREAM_PREFIX = ENV_PREFIX + "UPSTREAM_"  # variables with API keys of remote models' servers
+# Settings that name the files of a connection to NATS
+CONNECTION_KEYS = frozenset({"nats_creds", "nats_nkey", "nats_ca", "nats_cert", "nats_key"})
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 
 

@@ -10,7 +10,7 @@ import structlog
 from hypothesis import settings
 
 from gpu_worker.engines import openmp_runtime
-from tests.support.nats_server import NatsServer
+from tests.support.accounts_server import AccountsServer
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine-design.md,
@@ -33,22 +33,26 @@ structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 @pytest.fixture
-def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+def nats_server(tmp_path: Path) -> Iterator[AccountsServer]:
+    """A server with accounts; who tries what it may not fails the test."""
     store = tmp_path / "nats"
     store.mkdir()
-    server = NatsServer(store)
+    yield from guarded(AccountsServer(store))
+
+
+def guarded(server: AccountsServer) -> Iterator[AccountsServer]:
     yield server
     server.kill()
+    assert server.violations() == []
 
 
 @pytest.fixture
-def nats_url(nats_server: NatsServer) -> str:
+def nats_url(nats_server: AccountsServer) -> str:
     return nats_server.url
 
 
 @pytest.fixture(scope="module")
 def shared_nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of one server for all tests of a module, which must leave it unharmed."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    yield server.url
-    server.kill()
+    for server in guarded(AccountsServer(tmp_path_factory.mktemp("nats"))):
+        yield server.url

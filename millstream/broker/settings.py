@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from millstream.durations import Duration
 from streams.base_settings import FLAG_ONLY, POSITIONAL, LogLevel, Settings, Slug
 
-ProcessClass = Literal["admin", "gateway", "dispatcher", "worker", "operator", "system"]
+ProcessClass = Literal["admin", "gateway", "dispatcher", "worker", "operator", "ledger", "system"]
 DIRECTORY = "directory of the keys; nobody but its owner may read it"
 
 

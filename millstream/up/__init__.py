@@ -4,7 +4,8 @@ supervisor                  the order: start, wait until ready, keep running, st
 data_directory, file_lock   the data directory, with one owner at a time; it keeps the API key
 launch_plan                 decides for each process: command, environment, time to drain
 child_process               starts one process, restarts it with backoff, stops it
-nats_server, nats_watchdog  the embedded nats-server, and its restart when it is unhealthy
+nats_server, broker_accounts, broker_health, nats_watchdog  the embedded nats-server, its accounts
+                            and users, its health, and its restart when it is unhealthy
 model_registration, demo_conversion_process  `--model` values become registered models; a demo model
                             is converted once, in a process of its own
 state_file, health_probe, ready_message  how other commands find it, how it knows that all is ready,

@@ -14,7 +14,8 @@ API_KEY_FILE = "api-key"
 KEY_PEPPER_FILE = "key-pepper"
 LOCK_FILE = "lock"
 # What `up` makes there; files that replace others have the suffix `.new` in place of `.json`
-_OWN_ENTRIES = {API_KEY_FILE, KEY_PEPPER_FILE, LOCK_FILE, "logs", "nats", "state", "state.json"}
+_OWN_ENTRIES = {API_KEY_FILE, KEY_PEPPER_FILE, LOCK_FILE}
+_OWN_ENTRIES |= {"logs", "nats", "broker", "state", "state.json"}
 _OWNER_ONLY_UMASK, _OWNER_ONLY = 0o077, 0o700
 
 
@@ -45,6 +46,11 @@ class DataDirectory:
     def nats_store(self) -> Path:
         """The directory in which nats-server keeps its streams."""
         return self.path / "nats"
+
+    @property
+    def broker_keys(self) -> Path:
+        """The directory of nats-server's keys and of the processes' credentials for it."""
+        return self.path / "broker"
 
     @property
     def api_key_file(self) -> Path:

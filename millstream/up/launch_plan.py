@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.up import nats_server
+from millstream.up.broker_accounts import OPERATOR, BrokerAccounts
 from millstream.up.child_process import Program
 from millstream.up.data_directory import KEY_PEPPER_FILE
 from millstream.up.settings import UpSettings
-from streams.base_settings import ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
+from streams.accounts.access import UserClass
+from streams.base_settings import CONNECTION_KEYS, ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
@@ -45,6 +47,7 @@ ALLOCATOR_ENVIRONMENT = {
 }
 ADMIN_HOST = nats_server.HOST
 _NOT_PASSED_ON = {ENV_PREFIX + key for key in ("ID", "MODEL", "API_KEY", "ADMIN_KEY")}
+_NOT_PASSED_ON |= {ENV_PREFIX + key.upper() for key in CONNECTION_KEYS}  # of another cell
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,17 @@ class LaunchPlan:
     admin_port: int
     api_key: str
     models: Mapping[str, str]  # the source of each, by name
+    accounts: BrokerAccounts
 
     @property
     def nats_url(self) -> str:
         """The URL of the embedded nats-server for NATS clients on this machine."""
         return nats_server.make_url(self.nats_port)
+
+    @property
+    def nats_creds(self) -> Path:
+        """The file with an operator's credentials for nats-server."""
+        return self.accounts.add_user(OPERATOR, UserClass.OPERATOR)
 
     @property
     def gateway_url(self) -> str:
@@ -112,7 +121,9 @@ class LaunchPlan:
         }
         if self.settings.ledger_dir:
             settings["ledger_days"] = 0
-        return self._make_program("admin", "admin", settings)
+        return self._make_program(
+            "admin", "admin", settings, self.accounts.add_user("admin", UserClass.ADMIN)
+        )
 
     @property
     def _key_pepper_file(self) -> Path:
@@ -128,7 +139,9 @@ class LaunchPlan:
             "public_metrics": self.settings.public_metrics,
             **self._tls_files(),
         }
-        return self._make_program("gateway", "gateway", settings)
+        return self._make_program(
+            "gateway", "gateway", settings, self.accounts.add_user("gateway", UserClass.GATEWAY)
+        )
 
     def _tls_files(self) -> dict[str, object]:
         names = ("tls_cert", "tls_key", "tls_client_ca")
@@ -140,9 +153,9 @@ class LaunchPlan:
 
         With the port 0 it serves no metrics.
         """
-        return self._make_program(
-            "dispatcher", "dispatcher", {"metrics_port": self._metrics_port(0)}
-        )
+        creds = self.accounts.add_user("dispatcher", UserClass.DISPATCHER)
+        settings = {"metrics_port": self._metrics_port(0)}
+        return self._make_program("dispatcher", "dispatcher", settings, creds)
 
     def ledger_programs(self) -> list[Program]:
         """Return the program that exports the ledger, in a list; an empty one unless it is set."""
@@ -150,7 +163,8 @@ class LaunchPlan:
             return []
         directory = str(self.settings.ledger_dir.expanduser().resolve())
         words = ("ledger", "export", directory, "--remove-after", LEDGER_KEPT)
-        return [self._make_program("ledger", "ledger-export", {}, words=words)]
+        creds = self.accounts.add_user("ledger-export", UserClass.LEDGER)
+        return [self._make_program("ledger", "ledger-export", {}, creds, words=words)]
 
     def worker_programs(self) -> list[Program]:
         """Return the programs of all workers, one for each process that the settings ask for.
@@ -172,7 +186,8 @@ class LaunchPlan:
             "metrics_port": self._metrics_port(number),
         }
         allocator = {} if list(self.models) == ["mock"] else ALLOCATOR_ENVIRONMENT
-        return self._make_program("worker", name, settings, allocator)
+        creds = self.accounts.add_worker(name, self.models)
+        return self._make_program("worker", name, settings, creds, allocator)
 
     def _worker_destinations(self) -> dict[str, str]:
         """Settings of a worker's policy on records, with the models that `up` itself names."""
@@ -206,12 +221,14 @@ class LaunchPlan:
         self,
         service: str,
         name: str,
-        own_settings: dict[str, object],
+        own_settings: Mapping[str, object],
+        creds: Path,
         allocator: dict[str, str] | None = None,
         words: tuple[str, ...] = (),
     ) -> Program:
         settings = {
             "nats": self.nats_url,
+            "nats_creds": creds,
             "log_level": self.settings.log_level,
             "drain_seconds": self.drain_seconds(service),
             "metrics_host": self.settings.metrics_host,

@@ -1,4 +1,4 @@
-"""The embedded nats-server: finds its binary, makes its program and checks its health."""
+"""The embedded nats-server: finds its binary and makes its program."""
 
 import asyncio
 import errno
@@ -7,18 +7,14 @@ import os
 import shutil
 import socket
 import sysconfig
-from importlib.resources import files
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from millstream.up import health_probe
 from millstream.up.child_process import Program
 from streams.base_settings import ENV_PREFIX
 from streams.errors import MillstreamError
 
 HOST = "127.0.0.1"
 GREETING_SECONDS = 2.0
-HEALTH_SECONDS = 2.0
 
 
 class PortInUse(MillstreamError):
@@ -51,20 +47,19 @@ def find_binary() -> str:
     return found
 
 
-def make_program(port: int, store: Path) -> Program:
+def make_program(port: int, store: Path, configuration: Path) -> Program:
     """Return the command line and environment of a nats-server on `port` of 127.0.0.1.
 
-    The server keeps its streams in the directory `store`. It is not started here. Raises
-    `BinaryNotFound` if no nats-server is installed.
+    The server keeps its streams in the directory `store`; the file `configuration` has its other
+    settings. It is not started here. Raises `BinaryNotFound` if no nats-server is installed.
     """
-    settings = files("streams") / "nats" / "embedded.conf"
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment = {
         **inherited,
         "NATS_PORT": str(port),
         "NATS_STORE_DIR": json.dumps(str(store), ensure_ascii=False),
     }
-    return Program("nats", (find_binary(), "-c", str(settings)), environment)
+    return Program("nats", (find_binary(), "-c", str(configuration)), environment)
 
 
 def make_url(port: int) -> str:
@@ -116,24 +111,3 @@ async def _sends_greeting(port: int) -> bool:
     except OSError:  # includes TimeoutError
         return False
     return greeting.startswith(b"INFO ")
-
-
-async def fetch_health_error(store: Path, pid: int) -> str | None:
-    """Ask the nats-server with process id `pid` for its health, and return the error it reports.
-
-    Returns an empty string if the server is healthy. Returns None if it does not answer within 2 s,
-    or has not yet written the file in the directory `store` that names its monitoring port. Raises
-    nothing in these cases.
-    """
-    try:
-        port = _read_monitoring_port(store, pid)
-    except (OSError, ValueError):  # the file is not there yet, or only half written
-        return None
-    answer = await health_probe.send_probe(HOST, port, "/healthz", HEALTH_SECONDS)
-    return answer and ("" if answer.is_healthy else answer.text)
-
-
-def _read_monitoring_port(store: Path, pid: int) -> int:
-    """The server's monitoring port, from its ports file."""
-    ports = json.loads((store / f"nats-server_{pid}.ports").read_bytes())
-    return urlsplit(ports["monitoring"][0]).port or 0

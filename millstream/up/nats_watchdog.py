@@ -1,7 +1,8 @@
 """Restarts the embedded nats-server when it reports itself unhealthy and its disk has room.
 
 When nats-server cannot write a stream for lack of disk space, it stops serving that stream. It
-reports this at /healthz and recovers only by a restart, which is in vain while the disk is full.
+reports this when asked for its health and recovers only by a restart, which is in vain while the
+disk is full.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from millstream.up import nats_server
+from millstream.up.broker_health import BrokerHealth
 from millstream.up.child_process import ChildProcess
 
 log = structlog.get_logger()
@@ -37,11 +38,11 @@ class NatsHealth:
     def record_check(self, pid: int, error: str | None) -> bool:
         """Record the result of one check; return True if the server becomes unhealthy by it.
 
-        `error` is what `fetch_health_error` returned. A text counts as a failed check; an empty
-        text (healthy) or None (no answer) sets the count of failed checks in a row back to 0. A
-        `pid` other than before is that of a restarted server, which counts as unhealthy only after
-        it has once been healthy. True is returned once, not at further failed checks in the same
-        row.
+        `error` is what `BrokerHealth.fetch_error` returned. A text counts as a failed check; an
+        empty text (healthy) or None (no answer) sets the count of failed checks in a row back to
+        0. A `pid` other than before is that of a restarted server, which counts as unhealthy only
+        after it has once been healthy. True is returned once, not at further failed checks in the
+        same row.
         """
         if pid != self._pid:
             self._pid, self._was_healthy, self._failed_checks = pid, False, 0
@@ -58,7 +59,9 @@ class NatsHealth:
         return self._was_healthy and self._failed_checks >= UNHEALTHY_CHECKS
 
 
-async def restart_when_unhealthy(nats: ChildProcess, store: Path, seconds: float) -> None:
+async def restart_when_unhealthy(
+    nats: ChildProcess, broker: BrokerHealth, store: Path, seconds: float
+) -> None:
     """Check nats-server's health every two seconds and restart it when it is unhealthy.
 
     Never returns; runs until cancelled. Unhealthy means that 3 checks in a row reported an error. A
@@ -69,7 +72,7 @@ async def restart_when_unhealthy(nats: ChildProcess, store: Path, seconds: float
     health = NatsHealth(nats.pid)
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        error = await nats_server.fetch_health_error(store, nats.pid)
+        error = await broker.fetch_error()
         if health.record_check(nats.pid, error):
             log.error("broker_unhealthy", reason=error, free_bytes=_free_bytes(store))
         if health.is_unhealthy and _free_bytes(store) >= RESERVE_BYTES:

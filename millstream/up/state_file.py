@@ -10,7 +10,8 @@ class UpState(BaseModel):
     """The content of the state file: process id and addresses of a `millstream up`.
 
     `nats` is the URL of nats-server, `url` that of the gateway and `admin` that of the admin
-    service, all for clients on this machine. The state can be outdated: see `is_alive`.
+    service, all for clients on this machine; `nats_creds` is the file with an operator's
+    credentials for nats-server. The state can be outdated: see `is_alive`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -19,6 +20,7 @@ class UpState(BaseModel):
     nats: str
     url: str
     admin: str = ""  # not of an earlier release
+    nats_creds: str = ""  # likewise
 
     @property
     def is_alive(self) -> bool:

@@ -12,6 +12,8 @@ from pydantic import SecretStr
 
 from millstream.admin.admin_client import HttpAdminClient
 from millstream.up import health_probe, model_registration, nats_server, state_file
+from millstream.up.broker_accounts import SYSTEM, mint_accounts
+from millstream.up.broker_health import connect_health
 from millstream.up.child_process import ChildProcess, OnDeath, Program
 from millstream.up.data_directory import DataDirectory, open_data_directory
 from millstream.up.launch_plan import ADMIN_HOST, DRAIN_SHARES, LaunchPlan
@@ -20,7 +22,9 @@ from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
 from registry.tenants import check_keys
 from streams import subjects
+from streams.accounts.access import UserClass
 from streams.broker.broker_client import StoreRefused, connect
+from streams.connection_files import ConnectionFiles
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()
@@ -59,7 +63,8 @@ def _make_plan(
     port = nats_server.claim_port(settings.host, settings.port, "--port")
     nats_port = nats_server.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
     admin_port = nats_server.claim_port(ADMIN_HOST, settings.admin_port, "--admin-port")
-    return LaunchPlan(settings, port, nats_port, admin_port, key, models)
+    accounts = mint_accounts(directory)
+    return LaunchPlan(settings, port, nats_port, admin_port, key, models, accounts)
 
 
 class ProcessManager:
@@ -113,9 +118,12 @@ class ProcessManager:
 async def _run_services(manager: ProcessManager, models: dict[str, str]) -> None:
     """Start everything, then watch nats-server's health until cancelled."""
     plan, store = manager.plan, manager.directory.nats_store
-    nats = manager.add("nats", nats_server.make_program(plan.nats_port, store))
+    program = nats_server.make_program(plan.nats_port, store, plan.accounts.configuration)
+    nats = manager.add("nats", program)
     await _start_services(manager, models)
-    await restart_when_unhealthy(nats, store, plan.kill_after_seconds("nats"))
+    creds = plan.accounts.add_user(SYSTEM, UserClass.SYSTEM)
+    async with connect_health(plan.nats_url, creds) as health:
+        await restart_when_unhealthy(nats, health, store, plan.kill_after_seconds("nats"))
 
 
 async def _start_services(manager: ProcessManager, models: dict[str, str]) -> None:
@@ -127,8 +135,13 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     manager.add("gateway", plan.gateway_program())
     await _wait_until_admin_is_ready(plan)
     directory.save_api_key(plan.api_key)
+    creds = plan.nats_creds
     state = state_file.UpState(
-        pid=os.getpid(), nats=plan.nats_url, url=plan.gateway_url, admin=plan.admin_url
+        pid=os.getpid(),
+        nats=plan.nats_url,
+        url=plan.gateway_url,
+        admin=plan.admin_url,
+        nats_creds=str(creds),
     )
     state_file.write(directory.path, state)
     admin = HttpAdminClient(plan.admin_url, plan.api_key)
@@ -155,10 +168,11 @@ async def _wait_until_admin_is_ready(plan: LaunchPlan) -> None:
 
 async def _announce_death(plan: LaunchPlan, worker: str) -> None:
     """Announce a worker's death, so that others take over its requests at once."""
+    files = ConnectionFiles(creds=plan.nats_creds)
     try:
         async with (
             asyncio.timeout(ANNOUNCE_SECONDS),
-            connect(plan.nats_url, "millstream-up") as broker,
+            connect(plan.nats_url, "millstream-up", files) as broker,
         ):
             await broker.store(subjects.GONE, worker.encode(), repeats=True)
     except (

@@ -25,10 +25,19 @@ from streams.accounts.rights import (
 from streams.topology import Scale
 
 REGISTRY, TENANTS, PRICES, LEASES = "KV_registry", "KV_tenants", "KV_prices", "KV_leases"
-IDEMPOTENCY = "KV_idempotency"
-BUCKETS = (REGISTRY, TENANTS, PRICES, LEASES, IDEMPOTENCY)
+KEYS, IDEMPOTENCY = "KV_keys", "KV_idempotency"
+BUCKETS = (REGISTRY, TENANTS, KEYS, PRICES, LEASES, IDEMPOTENCY)
 CONTROL_STREAMS = frozenset(
-    {topology.LEDGER, topology.CHECKPOINTS, REGISTRY, TENANTS, PRICES, LEASES}
+    {
+        topology.LEDGER,
+        topology.ROLLUPS,
+        topology.CHECKPOINTS,
+        REGISTRY,
+        TENANTS,
+        KEYS,
+        PRICES,
+        LEASES,
+    }
 )
 # Of a call of the JetStream API: two words, or three, and then the name of a stream
 _CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
@@ -43,6 +52,7 @@ class UserClass(StrEnum):
     DISPATCHER = "dispatcher"
     WORKER = "worker"
     OPERATOR = "operator"
+    LEDGER = "ledger"  # exports the ledger and removes what it has exported
     TENANT = "tenant"
     SYSTEM = "system"
 
@@ -53,6 +63,7 @@ ACCOUNT_OF = {
     UserClass.DISPATCHER: BrokerAccount.SERVICES,
     UserClass.WORKER: BrokerAccount.WORKERS,
     UserClass.OPERATOR: BrokerAccount.OPERATORS,
+    UserClass.LEDGER: BrokerAccount.OPERATORS,
     UserClass.SYSTEM: BrokerAccount.SYSTEM,
 }
 _ANSWERERS = (UserClass.ADMIN, UserClass.GATEWAY, UserClass.DISPATCHER, UserClass.WORKER)
@@ -150,6 +161,15 @@ class _Rights:
     def logs(self) -> list[str]:
         return [topology.token_stream_name(shard) for shard in range(self.shards)]
 
+    def sums_usage(self) -> list[Right]:
+        """Add the ledger up by tenant, day and model."""
+        streams = (topology.LEDGER, topology.ROLLUPS)
+        return [
+            *self.reads(*streams),
+            *self.sees(*streams),
+            *self.writes(topology.ROLLUPS, "sums of usage"),
+        ]
+
     def everyone(self) -> list[Right]:
         """Rights of every process: ask for the broker's time, and for streams that it misses."""
         api = Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream")
@@ -175,7 +195,8 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
         *make.sees(*_subjects_by_stream(make.shards)),
-        *make.views(REGISTRY, TENANTS, PRICES),
+        *make.views(REGISTRY, TENANTS, KEYS, PRICES),
+        *make.sums_usage(),
         *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
@@ -258,19 +279,28 @@ def _operator(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
         *make.publishes(BrokerAccount.WORK, "signals", *signals),
         *make.hears(BrokerAccount.WORKERS, "how a drain goes", "infer.draining.*"),
-        *make.reads(topology.USAGE, topology.RATES, topology.LEDGER, *letters, *make.logs()),
-        *make.sees(topology.USAGE, topology.RATES, topology.LEDGER, *letters),
+        *make.reads(topology.USAGE, topology.RATES, *letters, *make.logs()),
+        *make.sees(topology.USAGE, topology.RATES, *letters),
+        *make.sums_usage(),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.GET.{}")),
         *(right for s in letters for right in make.asks(s, "dead letters", "STREAM.MSG.DELETE.{}")),
         *make.writes(topology.REPLAYS, "replay"),
         *make.writes(topology.REQUESTS, "replay"),
-        *make.views(REGISTRY, TENANTS, PRICES),
+        *make.views(REGISTRY, TENANTS),
+    ]
+
+
+def _ledger(make: _Rights) -> list[Right]:
+    return [
+        *make.everyone(),
+        *make.sums_usage(),
+        *make.asks(topology.LEDGER, "remove what is exported", "STREAM.PURGE.{}"),
     ]
 
 
 def _admin(make: _Rights) -> list[Right]:
     whole = f"{JETSTREAM_API}>"
-    decided = (REGISTRY, TENANTS, PRICES)
+    decided = (REGISTRY, TENANTS, KEYS, PRICES)
     deleted = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
     return [
         Right("publish", BrokerAccount.WORK, f"{JETSTREAM_API}INFO", "is there JetStream"),
@@ -283,7 +313,8 @@ def _admin(make: _Rights) -> list[Right]:
         *make.hears(make.own, "operators' questions", "infer.admin.>"),
         *make.publishes(make.own, "another admin service", "infer.admin.>"),
         *make.writes(REGISTRY, "models and aliases"),
-        *make.writes(TENANTS, "tenants and keys"),
+        *make.writes(TENANTS, "tenants"),
+        *make.writes(KEYS, "keys"),
         *make.writes(PRICES, "prices"),
         *make.writes(LEASES, "lead"),
         *(r for b in decided for r in make.hears(BrokerAccount.CONTROL, "changes", _changes(b))),
@@ -307,6 +338,7 @@ _TABLE = {
     UserClass.DISPATCHER: _dispatcher,
     UserClass.WORKER: _worker,
     UserClass.OPERATOR: _operator,
+    UserClass.LEDGER: _ledger,
     UserClass.TENANT: _tenant,
 }
 

@@ -56,7 +56,7 @@ class Mint:
         claims = account_claims(
             state,
             access.exports_of(account, self.shards),
-            [self._import(right, state) for right in access.imports_of(account, self.shards)],
+            [self.import_right(right, state) for right in access.imports_of(account, self.shards)],
             access.roles_of(account, self.shards),
             stores=account in STORES,
         )
@@ -65,10 +65,16 @@ class Mint:
     def tenant_token(self, tenant: str, state: AccountState) -> str:
         """Return the claims of the account of a tenant that publishes to NATS itself, signed."""
         rights = access.rights_of(UserClass.TENANT)
-        claims = account_claims(state, (), [self._import(r, state, tenant) for r in rights])
+        claims = account_claims(state, (), [self.import_right(r, state, tenant) for r in rights])
         return encode(claims, self.operator)
 
-    def _import(self, right: Right, importer: AccountState, tenant: str | None = None) -> Claims:
+    def import_right(
+        self, right: Right, importer: AccountState, tenant: str | None = None
+    ) -> Claims:
+        """Return the import of what a right is for, with the owner's signed activation.
+
+        With `tenant`, only the part of that tenant is imported.
+        """
         owner, subject, kind = self.states[right.owner], right.imported(tenant), right.kind
         activation = activation_claims(
             importer.public, owner.public, subject, kind, importer.issued_at

@@ -13,7 +13,7 @@ from registry.models import mock_model
 from registry.store import Registry
 from streams import subjects, topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.coordination import lease_bucket
 from streams.errors import BrokerUnavailable
 from tests.chaos import wall_clock
@@ -21,6 +21,7 @@ from tests.chaos.broker_cluster import BrokerCluster
 from tests.chaos.plan import TENANTS, ClusterShape
 from tests.chaos.slow_client import SlowClient
 from tests.chaos.wall_clock import WallClock
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from streams import subjects, topology
-from streams.broker.broker_client import connect
 from tests.chaos.broker_cluster import DISK_MIB
 from tests.chaos.cluster import Cluster
+from tests.support.accounts_server import connect
 from tests.support.nats_server import NatsServer
 from tests.support.service_process import ServiceProcess
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import nats.errors
 
 from streams import topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from tests.chaos import network_partition, stored_state
 from tests.chaos.cluster import KEYS, Cluster, Footprint
 from tests.chaos.fault_actions import ACTIONS
@@ -29,6 +29,7 @@ from tests.chaos.plan import TENANTS, Fault, FaultInjection, Plan, PlannedReques
 from tests.chaos.recording_client import LoadClient, RecordingClient
 from tests.chaos.sdk_client import SdkClient
 from tests.chaos.slow_client import SlowClient
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 
 C = TypeVar("C", bound=LoadClient)

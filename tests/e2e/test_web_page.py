@@ -11,8 +11,8 @@ from millstream.bench import target
 from millstream.bench.load_client import GatewayAddress
 from registry.models import mock_model
 from registry.store import Registry
-from streams.broker.broker_client import connect
 from tests.e2e.browser import CONTROL, ENTER, ESCAPE, Browser, chromium
+from tests.support.accounts_server import connect
 from tests.support.millstream_up import KEY, MillstreamUp
 from tests.support.services import opened_registry
 from tests.support.tcp_proxy import running_proxy

@@ -13,7 +13,7 @@ from gpu_worker.engines import factory
 from gpu_worker.engines.engine import EngineError, FreeCapacity, Output, Sequence
 from registry.models import mock_model
 from registry.store import Registry
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways
 from tests.support.services import always, dispatcher_settings, running, worker_settings

@@ -20,9 +20,11 @@ import gpu_worker.service
 from gateway.settings import GatewaySettings
 from registry.models import MOCK_VERSION, Model, Version, mock_model
 from registry.store import Registry
+from streams.accounts.access import UserClass
 from streams.base_settings import TenantSettings
-from streams.broker.broker_client import connect as connect_nats
 from streams.broker.countdown import running_timeout
+from tests.support.accounts_server import connect as connect_nats
+from tests.support.accounts_server import process_settings
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.ports import free_port
 from tests.support.services import (
@@ -310,7 +312,8 @@ async def gateways(
         await stack.enter_async_context(running(admin.service, admin_settings(nats_url, **told)))
         found = []
         for _ in range(count):
-            made = GatewaySettings(nats=nats_url, port=free_port(), **settings)
+            creds = process_settings(nats_url, UserClass.GATEWAY, "gateway")
+            made = GatewaySettings(nats=nats_url, port=free_port(), **{**creds, **settings})
             stop = await stack.enter_async_context(running(gateway.service, made))
             found.append(RunningGateway(made.port, stop, tls))
         for each in found:

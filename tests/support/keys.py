@@ -10,7 +10,7 @@ from registry.credentials.key_pepper import Pepper
 from registry.credentials.key_records import ManagedKey
 from registry.credentials.keys import Keys, make_key
 from registry.tenant_records import ApiKey
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.services import always
 
 PEPPER = Pepper(b"a pepper of thirty-two bytes, now")

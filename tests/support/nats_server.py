@@ -7,7 +7,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.eventually import PATIENCE_SECONDS
@@ -17,7 +17,8 @@ from tests.support.ports import free_port
 class NatsServer:
     """A nats-server of one test's own; `url` is where it listens, `store` survives a restart.
 
-    A `configuration` file names the store itself; `options` are further words of the command line.
+    A `configuration` file names the store itself; `options` are further words of the command line,
+    and `environment` is the process's whole one, by default that of the test.
     """
 
     def __init__(
@@ -26,8 +27,9 @@ class NatsServer:
         port: int | None = None,
         configuration: Path | None = None,
         options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.store = store
+        self.store, self._environment = store, environment
         given = ["-c", str(configuration)] if configuration else ["-js", f"-sd={store}"]
         self._options = [*given, *options]
         self._run(port or free_port())
@@ -37,7 +39,7 @@ class NatsServer:
         command = [nats_server_binary(), "-a=127.0.0.1"]
         command += [f"--port={port}", f"--ports_file_dir={ports}", *self._options]
         with (self.store / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+            self.process = subprocess.Popen(command, stderr=log, env=self._environment)
         self.url = _read_url(ports, self.process)
 
     def freeze(self) -> None:

@@ -18,13 +18,17 @@ from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version, mock_model
 from registry.store import Registry
 from streams import messages, prefix_hashes, subjects, topology
+from streams.accounts.access import UserClass
+from streams.accounts.rights import Pins
+from streams.base_settings import new_id
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import request_queue, token_log
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
+from tests.support.accounts_server import connect, process_settings
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 
 ROUTE = "test"
@@ -247,12 +251,19 @@ def always() -> bool:
 
 
 def admin_settings(nats_url: str, **settings: Any) -> AdminSettings:
-    return AdminSettings(nats=nats_url, **settings)
+    creds = process_settings(nats_url, UserClass.ADMIN, "admin")
+    return AdminSettings(nats=nats_url, **{**creds, **settings})
 
 
 def dispatcher_settings(nats_url: str, **settings: Any) -> DispatcherSettings:
-    return DispatcherSettings(nats=nats_url, **settings)
+    creds = process_settings(nats_url, UserClass.DISPATCHER, "dispatcher")
+    return DispatcherSettings(nats=nats_url, **{**creds, **settings})
 
 
 def worker_settings(nats_url: str, **settings: Any) -> WorkerSettings:
-    return WorkerSettings(nats=nats_url, **{"model": ("mock",), **settings})
+    told = {"model": ("mock",), "id": new_id(), **settings}
+    pools = tuple(
+        (model.partition("@")[0], model.partition("@")[2] or "*") for model in told["model"]
+    )
+    creds = process_settings(nats_url, UserClass.WORKER, told["id"], Pins(told["id"], pools))
+    return WorkerSettings(nats=nats_url, **{**creds, **told})

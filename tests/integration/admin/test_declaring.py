@@ -14,9 +14,10 @@ from registry.kv_view import BucketMissing
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.coordination.lease_bucket import STREAM, key_subject
 from streams.messages import StreamReport
+from tests.support.accounts_server import connect
 from tests.support.admins import running_admin
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, cell

@@ -13,8 +13,8 @@ from admin.operation_table import OPERATIONS
 from millstream.admin.admin_client import AdminRefused, HttpAdminClient, NatsAdminClient
 from registry.credentials.key_format import KeyText
 from registry.models import mock_model
-from streams.broker.broker_client import connect
 from streams.errors import http_status
+from tests.support.accounts_server import connect
 from tests.support.admins import running_admin
 from tests.support.eventually import eventually
 from tests.support.gateways import tenants

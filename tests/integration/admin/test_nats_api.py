@@ -7,7 +7,8 @@ import pytest
 
 from millstream.admin import admin_client
 from millstream.admin.admin_client import AdminRefused, AdminUnreachable, NatsAdminClient, list_all
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
+from tests.support.accounts_server import connect
 from tests.support.admins import running_admin
 
 

@@ -11,7 +11,7 @@ from registry.store import Registry
 from registry.tenants import TenantNotFound
 from streams import quota_windows
 from streams.base_settings import KeySettings, TenantSettings
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.usage_accounts import Meter
 from tests.integration.api.usage_counters import (
     COST,
@@ -24,6 +24,7 @@ from tests.integration.api.usage_counters import (
     used_today,
 )
 from tests.integration.gateway.entrypoints.test_nats_ingress import producer
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, cell, gateways, register, tenants
 from tests.support.services import always

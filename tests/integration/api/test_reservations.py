@@ -11,7 +11,7 @@ from api.submission.quotas import Quotas
 from registry.models import mock_model
 from registry.tenant_records import QuotaLimits, Tenant
 from streams import quota_windows, usage_accounts
-from streams.broker.broker_client import Broker, PubAck, connect
+from streams.broker.broker_client import Broker, PubAck
 from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord
 from streams.records import usage_counters
@@ -28,6 +28,7 @@ from tests.integration.api.usage_counters import (
     statuses,
     used_today,
 )
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell, gateways, register, tenants
 from tests.support.nats_server import NatsServer

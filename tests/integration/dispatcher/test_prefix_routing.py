@@ -9,10 +9,11 @@ import dispatcher.service
 import gpu_worker.service
 from dispatcher.reconcile.requeuer import build_requeue_id
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.headers import MESSAGE_ID
 from streams.subjects import PoolKey, Priority
 from tests.support import gateways
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.service_process import ServiceProcess, worker_process
 from tests.support.services import (

@@ -8,8 +8,8 @@ import pytest
 from registry.models import Version, mock_model
 from registry.store import Registry
 from streams import subjects
-from streams.broker.broker_client import connect
 from streams.subjects import Lane, Priority
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import QUICK, cell_with_model
 

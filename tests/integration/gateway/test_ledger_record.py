@@ -7,10 +7,11 @@ from registry.price_book import PriceBook
 from registry.store import Registry
 from streams import subjects, topology
 from streams.base_settings import KeySettings, TenantSettings
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
 from streams.subjects import Priority
 from streams.usage_accounts import Price, PriceEntry
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, QUICK, cell
 

@@ -3,9 +3,10 @@
 from collections import Counter
 
 from streams import messages, subjects, topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.messages import RefusalCounts
 from streams.topology import MIB
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, cell
 

@@ -10,8 +10,9 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from streams import topology
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.topology import Scale
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, cell, gateways, register
 from tests.support.nats_server import NatsServer

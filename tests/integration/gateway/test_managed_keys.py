@@ -18,9 +18,10 @@ from gateway.settings import GatewaySettings
 from millstream_client import Client, KeyRevoked
 from registry.credentials.keys import BUCKET
 from streams.base_settings import TenantSettings
-from streams.broker.broker_client import StreamMissing, connect
+from streams.broker.broker_client import StreamMissing
 from streams.records.key_use import read_last_uses
 from tests.integration.gateway.test_revoked_keys import closing
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, HttpResponse, RunningGateway, cell, gateways, tenants
 from tests.support.keys import PEPPER, Operator, operator, pepper_file

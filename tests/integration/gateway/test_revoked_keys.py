@@ -10,7 +10,7 @@ from api import wrong_keys
 from millstream_client import Client, Unauthenticated
 from registry.tenants import Tenants
 from streams.base_settings import TenantSettings
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     KEY,

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from registry.artifact_verification import combine_digests, hash_files
 from registry.models import Model, Version, mock_model
 from registry.store import Registry
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import cell
 

@@ -16,9 +16,9 @@ from registry.lora_inspection import adapter_from
 from registry.model_inspection import model_from
 from registry.store import Registry
 from streams import messages, subjects, topology
-from streams.broker.broker_client import connect
 from streams.messages import AdapterRef, LedgerRecord
 from tests.engine import lora_adapters, tiny_models
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways, text_of
 from tests.support.services import always, dispatcher_settings, running, worker_settings

@@ -8,8 +8,8 @@ import pytest
 import dispatcher.service
 from registry.model_inspection import model_from
 from registry.store import Registry
-from streams.broker.broker_client import connect
 from tests.integration.gpu_worker.test_adapters import Cell, save_model
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import gateways
 from tests.support.service_process import service_process

@@ -14,7 +14,7 @@ from gpu_worker.models.registration import NotRegistered, describe_missing, wait
 from registry.models import Adapter, mock_model
 from registry.remote_models import RemoteServer, remote_model
 from registry.store import Registry
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.services import always, model_with_versions, worker_settings
 

@@ -8,7 +8,7 @@ from millstream.bench.load_client import KeyRefused
 from millstream.bench.load_generator import run
 from millstream.bench.settings import BenchSettings
 from registry.tenants import Tenants
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, cell, tenants
 

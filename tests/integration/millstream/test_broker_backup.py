@@ -22,7 +22,7 @@ from millstream.broker.backup_commands import backup, restore
 from millstream.broker.backup_manifest import BackupUnusable, read_manifest
 from millstream.broker.backup_settings import BackupSettings, RestoreSettings
 from millstream.broker.stream_snapshots import CHUNK_BYTES, SnapshotFailed, list_streams
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import cell
 from tests.support.nats_server import NatsServer

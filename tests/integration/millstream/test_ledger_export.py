@@ -31,12 +31,13 @@ from millstream.ledger.segments import OPEN_NAME, SegmentsDamaged, list_segments
 from millstream.ledger.settings import ExportSettings
 from streams import messages, quota_windows, subjects, topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord, RefusalCounts
 from streams.records.token_log import write_ledger_record
 from streams.records.usage_rollups import UsageRollups
 from streams.topology import Scale
 from streams.usage_accounts import Price, PriceEntry
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.services import running
 

@@ -27,9 +27,9 @@ from millstream.models.settings import (
 from registry.artifact_verification import ArtifactRefused
 from registry.price_book import PriceBook
 from registry.store import Registry
-from streams.broker.broker_client import connect
 from streams.subjects import Priority
 from streams.usage_accounts import NO_CURRENCY, Price, PriceEntry
+from tests.support.accounts_server import connect
 from tests.support.checkpoints import config_of, shapes_of, tokenizer_of, write_json, write_model
 from tests.support.nats_server import NatsServer
 from tests.support.safetensors_files import write_adapter

@@ -16,8 +16,8 @@ import pytest
 from registry.models import mock_model
 from registry.store import Registry
 from streams.base_settings import ENV_PREFIX
-from streams.broker.broker_client import connect
 from streams.connection_files import ConnectionFiles
+from tests.support.accounts_server import connect
 from tests.support.certificates import CertificateAuthority
 from tests.support.eventually import eventually
 from tests.support.operator_server import OperatorServer

@@ -14,8 +14,8 @@ from millstream.prices.commands import list_prices, set_price
 from millstream.prices.settings import PriceListSettings, PriceSettings
 from registry.models import mock_model
 from registry.price_book import PriceBook
-from streams.broker.broker_client import connect
 from streams.usage_accounts import Price
+from tests.support.accounts_server import connect
 from tests.support.admins import ADMIN_KEY, running_admin
 
 STOP = asyncio.Event()

@@ -12,7 +12,8 @@ from registry.kv_view import Declares, never
 from registry.models import mock_model
 from registry.store import BUCKET, Registry
 from streams import subjects
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.services import always
 

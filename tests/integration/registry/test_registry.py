@@ -8,8 +8,9 @@ import pytest
 
 from registry.models import Adapter, Model, Version, mock_model
 from registry.store import NameTaken, Registry, VersionExists
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable, ModelNotFound, PayloadTooLarge
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 from tests.support.services import always

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from registry.tenant_records import Tenant
 from registry.tenants import KeyTaken, Tenants, hash_key
 from streams.base_settings import TenantSettings
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.services import always
 

@@ -9,8 +9,8 @@ import gpu_worker.service
 from gateway.replies.relay import Relay
 from streams import messages, subjects, topology
 from streams.broker import declaration
-from streams.broker.broker_client import connect
 from streams.messages import Request, Sampling
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import cell, token_indices
 from tests.support.nats_server import NatsServer

@@ -13,10 +13,10 @@ import pytest
 
 from streams import subjects, topology
 from streams.broker import clock_sync, declaration
-from streams.broker.broker_client import connect
 from streams.broker.clock_sync import sample_once
 from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord, RefusalCounts
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, register
 from tests.support.ports import free_port

@@ -14,8 +14,9 @@ from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from streams import topology
 from streams.broker import declaration, reconnecting_client
-from streams.broker.broker_client import STORE_SECONDS, Broker, connect
+from streams.broker.broker_client import STORE_SECONDS, Broker
 from streams.errors import BrokerUnavailable
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from streams import topology
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.broker import declaration, reconnecting_client
-from streams.broker.broker_client import connect
 from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 from tests.support.operator_server import OperatorServer

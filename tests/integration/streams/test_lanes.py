@@ -7,11 +7,12 @@ import pytest
 
 from streams import topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.errors import LaneFull
 from streams.headers import MESSAGE_ID
 from streams.records import request_queue
 from streams.subjects import Lane, Priority
+from tests.support.accounts_server import connect
 
 LANE = Lane("acme", "m.1", Priority.BATCH)
 OTHER = Lane("other", "m.1", Priority.BATCH)

@@ -2,10 +2,11 @@
 
 import asyncio
 
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import STREAM, LeaseBucket
 from streams.coordination.membership import Membership
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 

@@ -9,9 +9,10 @@ from nats.js.errors import NotFoundError
 
 from streams import subjects, topology
 from streams.broker import declaration, pull_loop
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.subjects import PoolKey, Priority
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 

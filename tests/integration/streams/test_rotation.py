@@ -11,10 +11,11 @@ from nats.aio.msg import Msg
 
 from streams import topology
 from streams.broker import declaration, reconnecting_client
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.connection_files import ConnectionFiles
 from streams.subjects import PoolKey, Priority
+from tests.support.accounts_server import connect
 from tests.support.certificates import CertificateAuthority
 from tests.support.eventually import eventually
 from tests.support.operator_server import OperatorServer

@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 from gpu_worker.drain_controller import DrainController
 from streams import signals, subjects, topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, StoreRefused, StreamMissing, connect
+from streams.broker.broker_client import Broker, StoreRefused, StreamMissing
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.coordination import signal_handler
 from streams.coordination.signal_handler import SignalHandler
 from streams.topology import Scale
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 
 CANCEL, LAST = subjects.cancel("acme", "0a"), subjects.cancel("acme", "ff")

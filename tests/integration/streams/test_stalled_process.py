@@ -15,9 +15,10 @@ from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.pull_loops import PullLoops
 from streams import topology
 from streams.broker import broker_client, declaration
-from streams.broker.broker_client import STORE_SECONDS, Broker, connect
+from streams.broker.broker_client import STORE_SECONDS, Broker
 from streams.broker.pull_loop import Delivery, pull_one
 from streams.subjects import PoolKey, Priority
+from tests.support.accounts_server import connect
 from tests.support.blocked_loop import block_loop
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer

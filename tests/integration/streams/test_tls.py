@@ -7,9 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from streams.broker import reconnecting_client
-from streams.broker.broker_client import connect
 from streams.connection_files import NO_FILES, ConnectionFiles
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from tests.support.accounts_server import connect
 from tests.support.certificates import Certificate, CertificateAuthority
 from tests.support.nats_server import NatsServer
 

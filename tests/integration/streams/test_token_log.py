@@ -9,11 +9,12 @@ from gpu_worker.attempt.poison_guard import PoisonGuard
 from gpu_worker.attempt.start_quarantine import StartQuarantine
 from streams import messages, topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused, connect
+from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import RESTART
 from streams.records.token_log import Fenced, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 

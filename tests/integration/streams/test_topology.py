@@ -9,10 +9,11 @@ from nats.js.api import ConsumerConfig, RetentionPolicy
 
 from streams import topology
 from streams.broker import broker_client, declaration
-from streams.broker.broker_client import Broker, StoreRefused, connect
+from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.declaration import TopologyMismatch
 from streams.errors import BrokerUnavailable
 from streams.topology import Scale
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 

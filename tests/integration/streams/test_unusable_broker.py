@@ -10,8 +10,9 @@ from structlog.testing import capture_logs
 
 from registry.store import Registry
 from streams.broker import reconnecting_client
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
+from tests.support.accounts_server import connect
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
 from tests.support.service_process import service_process

@@ -9,7 +9,7 @@ import pytest
 
 from streams import subjects, topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
 from streams.records import usage_rollups, usage_sums
 from streams.records.token_log import write_ledger_record
@@ -17,6 +17,7 @@ from streams.records.usage_rollups import UsageRollups
 from streams.records.usage_sums import UsageSums, add_up, list_days
 from streams.topology import LOG_SECONDS, Scale
 from streams.usage_accounts import Price, PriceEntry
+from tests.support.accounts_server import connect
 
 ACCEPTED = 1_793_600_000_000  # 2026-11-02
 DAY, DAY_MS = "2026-11-02", 86_400_000

@@ -236,6 +236,30 @@ def test_commands_ask_the_admin_service_of_the_cell_that_they_are_meant_for(tmp_
     assert asked({"admin_key_file": str(tmp_path / "key")}, {}) == ("http://a", "sk-file")
 
 
+def test_commands_have_credentials_for_the_nats_that_they_find(tmp_path: Path) -> None:
+    """Those of the environment are another cell's, unless its NATS is named, too."""
+    state = state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h", nats_creds="/o")
+    state_file.write(tmp_path, state)
+
+    def creds(flags: dict[str, str], **environment: str) -> Path | None:
+        told = {"MILLSTREAM_DATA_DIR": str(tmp_path)} | {
+            f"MILLSTREAM_{key.upper()}": value for key, value in environment.items()
+        }
+        settings = load_settings(LagSettings, flags, told)
+        assert isinstance(settings, LagSettings)
+        assert not (settings.nats_creds and settings.nats_nkey)
+        return settings.nats_creds
+
+    assert creds({}) == Path("/o")
+    assert creds({}, nats_creds="/mine") == Path("/o")
+    assert creds({}, nats_nkey="/mine", nats_ca="/ca") == Path("/o")
+    assert creds({"nats_creds": "/mine"}) == Path("/mine")
+    assert creds({}, nats="nats://other") is None
+    assert creds({}, nats="nats://other", nats_creds="/mine") == Path("/mine")
+    assert creds({}, nats="nats://n") == Path("/o")
+    assert creds({}, nats="nats://n", nats_creds="/mine") == Path("/mine")
+
+
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "http://me:secret@h"])
 def test_an_address_of_the_admin_service_holds_no_credentials(url: str) -> None:
     """It is written into scripts and shown by `ps`."""

@@ -6,6 +6,7 @@ import shlex
 import socket
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from gpu_worker.settings import WorkerSettings
 from millstream.settings_loader import load_settings
 from millstream.up import model_registration, nats_server
+from millstream.up.broker_accounts import BrokerAccounts, mint_accounts
 from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
@@ -21,13 +23,26 @@ from millstream.up.settings import UpSettings
 from registry.credentials.key_pepper import read_pepper
 from streams.base_settings import cache_directory
 
-
-def plan_of(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:
-    sources = {model: model for model in models}
-    return LaunchPlan(UpSettings(**settings), 8080, 4222, 4321, "sk-key", sources)
+PlanOf = Callable[..., LaunchPlan]
 
 
-def test_each_command_line_names_one_service() -> None:
+@pytest.fixture(scope="module")
+def accounts(tmp_path_factory: pytest.TempPathFactory) -> BrokerAccounts:
+    """Keys of an embedded nats-server."""
+    with open_data_directory(tmp_path_factory.mktemp("data")) as directory:
+        return mint_accounts(directory)
+
+
+@pytest.fixture
+def plan_of(accounts: BrokerAccounts) -> PlanOf:
+    def make(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:
+        sources = {model: model for model in models}
+        return LaunchPlan(UpSettings(**settings), 8080, 4222, 4321, "sk-key", sources, accounts)
+
+    return make
+
+
+def test_each_command_line_names_one_service(plan_of: PlanOf) -> None:
     """Operators, and their scripts, find a process by that word."""
     plan = plan_of(workers=2)
     programs = [plan.admin_program(), plan.gateway_program(), plan.dispatcher_program()]
@@ -36,7 +51,7 @@ def test_each_command_line_names_one_service() -> None:
     assert [program.command[1:] for program in programs] == [("-m", "millstream", w) for w in words]
 
 
-def test_an_exported_ledger_does_not_expire(tmp_path: Path) -> None:
+def test_an_exported_ledger_does_not_expire(plan_of: PlanOf, tmp_path: Path) -> None:
     """Else a record could be gone before it was exported."""
     assert plan_of().ledger_programs() == []
     assert "MILLSTREAM_LEDGER_DAYS" not in plan_of().admin_program().environment
@@ -47,7 +62,7 @@ def test_an_exported_ledger_does_not_expire(tmp_path: Path) -> None:
     assert "--remove-after" in program.command
 
 
-def test_the_key_is_in_no_command_line_and_no_repr() -> None:
+def test_the_key_is_in_no_command_line_and_no_repr(plan_of: PlanOf) -> None:
     """`ps` is for everybody."""
     admin = plan_of().admin_program()
     assert admin.environment["MILLSTREAM_API_KEY"] == "sk-key"
@@ -56,7 +71,9 @@ def test_the_key_is_in_no_command_line_and_no_repr() -> None:
     assert "sk-key" not in repr(admin)
 
 
-def test_only_the_admin_service_knows_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_admin_service_knows_the_key(
+    plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others have no use for it."""
     monkeypatch.setenv("MILLSTREAM_API_KEY", "sk-key")
     monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "sk-key")
@@ -65,12 +82,14 @@ def test_only_the_admin_service_knows_the_key(monkeypatch: pytest.MonkeyPatch) -
         plan.gateway_program(),
         plan.dispatcher_program(),
         *plan.worker_programs(),
-        nats_server.make_program(4222, Path("/store")),
+        nats_server.make_program(4222, Path("/store"), Path("/nats.conf")),
     ):
         assert "sk-key" not in program.environment.values()
 
 
-def test_only_workers_know_the_keys_of_remote_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_workers_know_the_keys_of_remote_servers(
+    plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others call no server."""
     monkeypatch.setenv("MILLSTREAM_UPSTREAM_FAR", "sk-far")
     plan = plan_of()
@@ -78,7 +97,7 @@ def test_only_workers_know_the_keys_of_remote_servers(monkeypatch: pytest.Monkey
     assert ["sk-far" in each.environment.values() for each in programs] == [False, False, True]
 
 
-def test_workers_obey_what_the_command_line_of_up_named(tmp_path: Path) -> None:
+def test_workers_obey_what_the_command_line_of_up_named(plan_of: PlanOf, tmp_path: Path) -> None:
     """Hosts and variables as given; beside the given roots the models that `up` itself serves."""
     plan = plan_of(
         ("mock", str(tmp_path)),
@@ -95,19 +114,21 @@ def test_workers_obey_what_the_command_line_of_up_named(tmp_path: Path) -> None:
     assert settings.model_root == (Path("/models"), tmp_path, cache_directory())
 
 
-def test_without_roots_workers_load_from_everywhere() -> None:
+def test_without_roots_workers_load_from_everywhere(plan_of: PlanOf) -> None:
     """As before there were any: a list of `up`'s own models alone would shut out `models add`."""
     (worker,) = plan_of().worker_programs()
     assert worker.environment["MILLSTREAM_MODEL_ROOT"] == "[]"
 
 
-def test_a_variable_of_another_command_reaches_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_another_command_reaches_the_child(
+    plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`MILLSTREAM_MAX_SEQUENCES=8 millstream up` means the worker's."""
     monkeypatch.setenv("MILLSTREAM_MAX_SEQUENCES", "8")
     assert plan_of().worker_programs()[0].environment["MILLSTREAM_MAX_SEQUENCES"] == "8"
 
 
-def test_workers_are_told_apart_and_serve_every_model() -> None:
+def test_workers_are_told_apart_and_serve_every_model(plan_of: PlanOf) -> None:
     """Each has its log and its metrics port; a model's name may hold a comma."""
     first, second = plan_of(("a,b", "c"), workers=2, metrics_port=9100).worker_programs()
     assert (first.name, second.name) == ("worker-1", "worker-2")
@@ -116,13 +137,13 @@ def test_workers_are_told_apart_and_serve_every_model() -> None:
     assert ports == ["9101", "9102"]
 
 
-def test_a_file_is_found_again_from_any_directory(tmp_path: Path) -> None:
+def test_a_file_is_found_again_from_any_directory(plan_of: PlanOf, tmp_path: Path) -> None:
     """Tenants are in it: the gateway must read the same one."""
     gateway = plan_of(config=Path("x.toml")).gateway_program()
     assert Path(gateway.environment["MILLSTREAM_CONFIG"]).is_absolute()
 
 
-def test_the_time_to_drain_is_divided() -> None:
+def test_the_time_to_drain_is_divided(plan_of: PlanOf) -> None:
     """Stopped one after the other, they must not take longer than promised."""
     plan = plan_of()
     assert sum(DRAIN_SHARES.values()) == pytest.approx(1)
@@ -136,7 +157,7 @@ def test_the_time_to_drain_is_divided() -> None:
     ("host", "shown"),
     [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "127.0.0.1")],
 )
-def test_the_url_can_be_opened(host: str, shown: str) -> None:
+def test_the_url_can_be_opened(plan_of: PlanOf, host: str, shown: str) -> None:
     """Nobody can connect to 0.0.0.0 from everywhere."""
     assert plan_of(host=host).gateway_url == f"http://{shown}:8080"
 
@@ -176,7 +197,7 @@ def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> Non
     assert DataDirectory(tmp_path).load_api_key() == "sk-given"
 
 
-def test_the_pepper_is_made_once_and_never_replaced(tmp_path: Path) -> None:
+def test_the_pepper_is_made_once_and_never_replaced(plan_of: PlanOf, tmp_path: Path) -> None:
     """Without it all managed keys are worthless; the gateway reads it where `up` has made it."""
     file = DataDirectory(tmp_path).mint_key_pepper()
     pepper = read_pepper(file)
@@ -279,7 +300,7 @@ def test_a_model_of_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.Monke
     [(("gemma-3-270m", "all-minilm-l6-v2"), "completions"), (("all-minilm-l6-v2",), "embeddings")],
 )
 def test_the_printed_command_is_one_line_of_shell(
-    models: tuple[str, ...], path: str, tmp_path: Path
+    plan_of: PlanOf, models: tuple[str, ...], path: str, tmp_path: Path
 ) -> None:
     """It is there to be pasted."""
     message = render_ready_message(plan_of(models), DataDirectory(tmp_path), shows_key=True)
@@ -289,7 +310,7 @@ def test_the_printed_command_is_one_line_of_shell(
     assert json.loads(curl[curl.index("-d") + 1])["model"] == models[0]
 
 
-def test_the_key_is_not_printed_where_output_is_kept(tmp_path: Path) -> None:
+def test_the_key_is_not_printed_where_output_is_kept(plan_of: PlanOf, tmp_path: Path) -> None:
     """A journal, or CI's log, has other readers; the printed command works there all the same."""
     home = DataDirectory(tmp_path / "a b")
     home.path.mkdir()

@@ -12,10 +12,11 @@ from api.submission.json_hash import sha256_of_json
 from gateway.admission.idempotency import IdempotencyStore
 from streams import topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused, connect
+from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.records import request_queue
 from streams.topology import Scale
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import (
     OTHER_KEY,

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.admission import load_shedding
 from streams import subjects
-from streams.broker.broker_client import connect
 from streams.messages import Pressure
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import OTHER_KEY, RunningGateway, gateways, register
 

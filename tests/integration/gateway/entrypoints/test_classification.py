@@ -18,12 +18,12 @@ from registry.model_inspection import model_from
 from registry.models import Model
 from registry.store import Registry
 from streams import messages
-from streams.broker.broker_client import connect
 from streams.messages import Request
 from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress
 from tests.engine.tiny_encoders import CLS, CONTEXT, SEP, classifier
 from tests.integration.gateway.entrypoints.test_nats_ingress import producer
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import MSGPACK, RunningGateway, gateways
 from tests.support.services import (

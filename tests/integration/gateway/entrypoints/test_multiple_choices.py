@@ -9,8 +9,9 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from streams import messages, topology
-from streams.broker.broker_client import StoredMessage, connect
+from streams.broker.broker_client import StoredMessage
 from streams.messages import LedgerRecord
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.fixed_text_engine import FAILING_SEED, fixed_text_gateway
 from tests.support.gateways import (

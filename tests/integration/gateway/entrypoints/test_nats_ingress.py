@@ -20,9 +20,10 @@ from registry import kv_view
 from streams import topology
 from streams.base_settings import TenantSettings
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 from streams.topology import Scale
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import cell, gateways, register, tenants
 from tests.support.nats_server import NatsServer

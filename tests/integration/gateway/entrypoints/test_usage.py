@@ -10,9 +10,9 @@ from millstream.admin.usage import WrongDays
 from millstream.admin.usage import run as show
 from registry.price_book import PriceBook
 from registry.tenants import hash_key
-from streams.broker.broker_client import connect
 from streams.usage_accounts import Price
 from tests.integration.gateway.test_ledger_record import records
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell
 

@@ -1,8 +1,8 @@
 """Cancelling, in every state that a request can be in."""
 
 from streams import messages, topology
-from streams.broker.broker_client import connect
 from streams.messages import LedgerRecord
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, cell, gateways, register, token_indices
 

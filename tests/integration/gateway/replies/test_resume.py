@@ -10,8 +10,8 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from streams import topology
-from streams.broker.broker_client import connect
 from streams.broker.nats_client import PatchedNatsClient
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.fixed_text_engine import (
     CHARACTERS_PER_STEP,

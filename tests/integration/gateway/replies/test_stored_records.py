@@ -9,9 +9,10 @@ from examples.producer import read_replies, read_stored
 from gateway.replies.stored_records import StoredRecords
 from streams import messages, topology
 from streams.broker import declaration
-from streams.broker.broker_client import Broker, connect
+from streams.broker.broker_client import Broker
 from streams.records.token_log import TokenLog
 from streams.subjects import LogAddress
+from tests.support.accounts_server import connect
 
 ADDRESS = LogAddress("acme", "bar", "0a")
 REPLY, QUESTION = "infer.reply.acme.bar.0a", "infer.records.acme.bar.0a"

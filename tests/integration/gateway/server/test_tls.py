@@ -19,7 +19,7 @@ from gateway.service import run
 from gateway.settings import GatewaySettings
 from registry.tenants import CertificateTaken, Tenants
 from streams.base_settings import TenantSettings
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.certificates import CertificateAuthority
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, OTHER_KEY, RunningGateway, cell, gateways

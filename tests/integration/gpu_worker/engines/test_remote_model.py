@@ -15,7 +15,7 @@ from registry.models import Model
 from registry.remote_models import RemoteServer, remote_model
 from registry.store import Registry
 from streams import topology
-from streams.broker.broker_client import connect
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell, cell_with_model
 from tests.support.services import (

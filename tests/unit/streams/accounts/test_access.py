@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from millstream.broker.settings import ProcessClass
-from registry import store, tenants
+from registry import price_book, store, tenants
+from registry.credentials import keys
 from streams import topology
 from streams.accounts import access
 from streams.accounts.access import ACCOUNT_OF, UserClass, exports_of, imports_of, rights_of
@@ -65,21 +66,26 @@ def test_only_the_admin_service_may_ask_anything_of_the_stores() -> None:
     """Rights to make streams are rights to read them: a stream may copy any other."""
     changing = ("STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE", "API.>")
     found = {
-        user_class
+        (user_class, right.subject)
         for user_class in UserClass
         for right in rights_of(user_class)
         if any(word in right.subject for word in changing) or right.subject.endswith("*.STREAM.*")
     }
-    assert found == {UserClass.ADMIN}
+    assert found == {
+        (UserClass.ADMIN, "$JS.API.>"),
+        (UserClass.ADMIN, "$JS.EVENT.ADVISORY.STREAM.DELETED.*"),
+        (UserClass.LEDGER, "$JS.API.STREAM.PURGE.LEDGER"),
+    }
 
 
 def test_only_the_admin_service_writes_what_operators_decide() -> None:
     """Whoever writes tenants' records gives himself a key."""
+    decided = tuple(f"$KV.{bucket}." for bucket in ("registry", "tenants", "keys", "prices"))
     writers = {
         user_class
         for user_class in UserClass
         for right in rights_of(user_class)
-        if right.subject.startswith(("$KV.registry.", "$KV.tenants.", "$KV.prices."))
+        if right.subject.startswith(decided)
     }
     assert writers == {UserClass.ADMIN}
 
@@ -94,8 +100,9 @@ def test_every_stream_has_a_store_and_a_reader() -> None:
 
 def test_the_buckets_are_those_of_the_rooms_above() -> None:
     """They are named here, too, since this room cannot import those."""
-    names = (store.BUCKET, tenants.BUCKET, lease_bucket.BUCKET_NAME, topology.IDEMPOTENCY_BUCKET)
-    assert {f"KV_{name}" for name in names} <= set(access.BUCKETS)
+    names = (store.BUCKET, tenants.BUCKET, keys.BUCKET, price_book.BUCKET)
+    others = (lease_bucket.BUCKET_NAME, topology.IDEMPOTENCY_BUCKET)
+    assert {f"KV_{name}" for name in (*names, *others)} == set(access.BUCKETS)
 
 
 def test_what_the_code_subscribes_to_is_what_the_table_has() -> None:
