@@ -14,13 +14,14 @@ from bench import (
     engine_comparison,
     failover_vs_dynamo,
     gateway_vs_dynamo,
+    key_check_cost,
     ledger_sums,
     meter_cost,
     pipeline_cost,
     quota_cost,
     throughput_share,
 )
-from bench.live import dispatch_latency, isolation, overload
+from bench.live import dispatch_latency, isolation, overload, revocation
 from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_random
 
 NEED_TRACES = "mixed", "live-b2", "live-b3"
@@ -40,6 +41,8 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "quotas": quota_cost.measure,
     "ledger": ledger_sums.measure,
     "meter": meter_cost.measure,
+    "key-checks": key_check_cost.measure,
+    "revocation": revocation.measure,
     "idle": abusive_clients.idle,
     "unread": abusive_clients.unread,
     "cancels": abusive_clients.cancels,

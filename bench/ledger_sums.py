@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from bench import reporting
 from bench.live.cluster import MOCK, MODEL, Cluster, ClusterShape, run_cluster
@@ -27,6 +27,7 @@ from millstream.ledger.segments import list_segments
 from registry.price_book import PriceBook
 from streams import messages, quota_windows, subjects, topology
 from streams.broker.broker_client import Broker, connect
+from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord
 from streams.records.usage_rollups import UsageRollups
 from streams.records.usage_sums import add_up
@@ -34,6 +35,7 @@ from streams.usage_accounts import TENANT_SCOPE, Meter, Price
 from tests.support.eventually import eventually
 from tests.support.gateways import HttpResponse, RunningGateway
 
+T = TypeVar("T")
 REQUESTS = int(os.environ.get("BENCH_REQUESTS", "100000"))
 CONCURRENCY = 64
 REPEATED = 50  # records that are written a second time, which the broker does not recognise
@@ -117,11 +119,11 @@ async def _measured(cluster: Cluster, broker: Broker, directory: Path) -> Run:
     await eventually(lambda: _has_records(broker, load.answered), SETTLE_SECONDS)
     reading.cancel()
     await logs.read()
-    await _repeat_records(broker)
+    await _patiently(lambda: _repeat_records(broker))
     exporting.cancel()
     kills = await exporting
     await _export(cluster.nats, directory, "--once")
-    found = await _compare(broker, directory, load.answered, logs)
+    found = await _patiently(lambda: _compare(broker, directory, load.answered, logs))
     return found | load.counts() | {"seconds": seconds, "kills": kills}
 
 
@@ -141,7 +143,10 @@ class TokenLogs:
     async def read(self) -> None:
         """Read what is new."""
         stream = topology.token_stream_name(0)
-        while (page := await self._broker.read_filtered(stream, ">", self._after)).messages:
+        while True:
+            page = await _patiently(lambda: self._broker.read_filtered(stream, ">", self._after))
+            if not page.messages:
+                return
             for message in page.messages:
                 record = messages.unpack(message.data)
                 if record["type"] == "chunk":
@@ -169,7 +174,7 @@ class _Load:
     async def send_all(self) -> None:
         """Send them, some at a time, and return when each is answered or given up."""
         prices = await PriceBook.open(self._broker)
-        await prices.set_price(MODEL, "USD", PRICES[0])
+        await _set_price(prices, PRICES[0])
         numbers, events = iter(range(REQUESTS)), self._events(prices)
 
         async def send_each() -> None:
@@ -193,8 +198,8 @@ class _Load:
 
     def _events(self, prices: PriceBook) -> dict[int, Callable[[], Awaitable[object]]]:
         found: dict[int, Callable[[], Awaitable[object]]] = {
-            REQUESTS // 3: lambda: prices.set_price(MODEL, "USD", PRICES[1]),
-            2 * REQUESTS // 3: lambda: prices.set_price(MODEL, "USD", PRICES[2]),
+            REQUESTS // 3: partial(_set_price, prices, PRICES[1]),
+            2 * REQUESTS // 3: partial(_set_price, prices, PRICES[2]),
         }
         for number, name in enumerate(KILLED, start=1):
             restart = partial(asyncio.to_thread, self._cluster.services[name].restart)
@@ -233,8 +238,25 @@ class _Load:
         return None
 
 
+async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """The result of a call that may be made again, while a busy machine lets the broker stall."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        try:
+            return await call()
+        except BrokerUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _set_price(prices: PriceBook, price: Price) -> None:
+    await _patiently(lambda: prices.set_price(MODEL, "USD", price))
+
+
 async def _has_records(broker: Broker, answered: set[str]) -> bool:
-    return answered <= {each.request_id for each in await _read_ledger(broker)}
+    stored = await _patiently(lambda: _read_ledger(broker))
+    return answered <= {each.request_id for each in stored}
 
 
 async def _read_ledger(broker: Broker) -> list[LedgerRecord]:

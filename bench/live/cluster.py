@@ -28,7 +28,7 @@ from tests.support.ports import free_port
 
 MODEL = "mock"
 STEPPED, MOCK = "bench.live.stepped_worker", "millstream"
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 
 
 @dataclass(frozen=True)

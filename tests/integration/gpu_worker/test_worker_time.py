@@ -1,9 +1,6 @@
 """What workers cost: all of their time is in the ledger, divided over requests and the rest."""
 
-import asyncio
-import json
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -11,12 +8,11 @@ import pytest
 import dispatcher.service
 import gpu_worker.service
 from gpu_worker import compute_reporter
-from millstream.admin import usage
-from millstream.admin.settings import UsageSettings
 from streams import topology
+from streams.records import usage_sums
+from streams.records.usage_rollups import UsageRollups
 from streams.records.worker_time import WorkerTime
 from tests.support.eventually import eventually
-from tests.support.service_process import worker_process
 from tests.support.services import (
     BrokerClient,
     broker_client,
@@ -27,7 +23,6 @@ from tests.support.services import (
 
 PRICED = {"type": "small", "price_per_hour": "1.2"}
 PER_HOUR = 1_200_000  # in 10⁻⁶ of the currency
-HASTY = {"beat_seconds": 0.2, "ack_wait_seconds": 3}
 
 
 async def read_times(c: BrokerClient) -> list[WorkerTime]:
@@ -35,20 +30,17 @@ async def read_times(c: BrokerClient) -> list[WorkerTime]:
     return [WorkerTime.unpack(each.data) for each in found]
 
 
-async def read_costs(nats_url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `usage --by model --costs --json` says of the one model."""
-    wanted = {"nats": nats_url, "by": "model", "costs": True, "json": True}
-    capsys.readouterr()
-    await usage.run(UsageSettings.model_validate(wanted), asyncio.Event())
-    [line] = capsys.readouterr().out.splitlines()
-    row: dict[str, Any] = json.loads(line)
+async def read_costs(c: BrokerClient) -> dict[str, Any]:
+    """What `usage --by model --costs` adds up for the one model."""
+    rollups = UsageRollups(c.broker)
+    await rollups.roll_up()
+    days = usage_sums.list_days(*usage_sums.recent_days(c.broker.clock.now()))
+    [row] = usage_sums.add_up_costs(await rollups.read_costs(days), "model")
     assert (row["model"], row["type"], row["currency"]) == ("mock", "small", "USD")
     return row
 
 
-async def test_all_time_of_a_drained_worker_is_told(
-    nats_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_all_time_of_a_drained_worker_is_told(nats_url: str) -> None:
     """Requests, idle time and loads are together what the worker has taken, to the nanosecond."""
     async with (
         broker_client(nats_url) as c,
@@ -59,7 +51,7 @@ async def test_all_time_of_a_drained_worker_is_told(
             await eventually(lambda: all(c.terminal(each) for each in requests))
             await eventually(c.is_idle)
         records, [told] = await c.ledger(), await read_times(c)
-        costs = await read_costs(nats_url, capsys)
+        costs = await read_costs(c)
     assert all(each.compute_ns > 0 for each in records)
     spent = sum(each.compute_ns for each in records)
     assert spent + told.idle_ns + told.load_ns + told.lost_ns == told.elapsed_ns
@@ -74,35 +66,25 @@ async def test_all_time_of_a_drained_worker_is_told(
     assert costs["costs"] == {use: ns * PER_HOUR for use, ns in costs["nanoseconds"].items()}
 
 
-async def test_an_attempt_that_was_taken_over_costs_too(
-    nats_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its worker wakes up, and tells that the time is lost; the request has what its last took."""
+async def test_an_attempt_that_was_handed_over_costs_too(nats_url: str) -> None:
+    """Its worker tells that the time is lost; the request has what its last attempt took."""
     async with (
         broker_client(nats_url, ttft_ms=5, itl_ms=10) as c,
         running(dispatcher.service, dispatcher_settings(nats_url)),
+        AsyncExitStack() as stack,
     ):
-        with ExitStack() as stack:
-            workers = {
-                name: stack.enter_context(
-                    worker_process(nats_url, tmp_path / name, id=name, **HASTY, **PRICED)
-                )
-                for name in ("w1", "w2")
-            }
-            await eventually(lambda: all(w.has_logged("model_ready") for w in workers.values()))
-            request = await c.send("a prompt", max_tokens=300)
+        hasty = worker_settings(nats_url, **PRICED, drain_seconds=0)
+        async with running(gpu_worker.service, hasty):
+            request = await c.send("a prompt", max_tokens=200)
             await eventually(lambda: len(c.records.get(request, [])) > 5)
-            zombie = workers[str(c.records[request][0]["worker"])]
-            zombie.freeze()
-            await eventually(lambda: c.attempts(request) == [1, 2])
-            zombie.thaw()
-            await eventually(lambda: zombie.has_logged("attempt_fenced"))
-            await eventually(c.is_idle)
-            for each in workers.values():
-                each.terminate()
-                await asyncio.to_thread(each.process.wait)
+            second = running(gpu_worker.service, worker_settings(nats_url, **PRICED))
+            await stack.enter_async_context(second)
+        await eventually(lambda: c.terminal(request))
+        await eventually(c.is_idle)
+        await stack.aclose()
         [record] = await c.ledger()
-        costs = await read_costs(nats_url, capsys)
+        costs = await read_costs(c)
+    assert record.attempts == 2
     assert costs["nanoseconds"]["requests"] == record.compute_ns > 0
     assert costs["nanoseconds"]["lost"] > 0
     assert costs["nanoseconds"]["open"] == 0
