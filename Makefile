@@ -6,6 +6,10 @@ READY := .venv/ready
 EXTRAS := worker,remote,demo,bench,dev
 TEST_PROCESSES ?= 3
 
+# What is shipped. Of low severity bandit finds assertions, random pauses and words like "token".
+PRODUCT := admin api client/millstream_client dispatcher gateway gpu_worker jobs millstream registry \
+  simulation streams
+
 .PHONY: serve test test-transformers sweep chaos check format bench bench-engine bench-gpu browser node
 
 serve: $(READY)
@@ -29,6 +33,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/bandit --quiet --severity-level medium --recursive $(PRODUCT)
 
 format: $(READY)
 	$(BIN)/ruff format .

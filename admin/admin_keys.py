@@ -1,4 +1,4 @@
-"""Authenticates callers of the admin API over HTTP, by the process's own key or a managed one."""
+"""Authenticates callers of the admin API over HTTP, by own keys, managed keys, and tokens."""
 
 import hmac
 import time
@@ -16,7 +16,8 @@ class AdminKeys:
     """Finds the holder of a key; slows addresses from which wrong keys come.
 
     `keys` has the names of the holders of this process's own keys, by key in clear text; only
-    hashes are kept. They may do everything. `managed` judges managed keys, whose scopes decide.
+    hashes are kept. They may do everything. `managed` judges managed keys and tokens, whose scopes
+    decide.
     """
 
     def __init__(self, keys: dict[str, str], managed: Authenticator) -> None:
@@ -27,7 +28,8 @@ class AdminKeys:
     async def authenticate(self, key: str | None, address: str) -> Caller:
         """Return a key's holder as it is now, whatever their scopes are.
 
-        A holder of a managed key is named by the key's id. The time that this takes says nothing
+        A holder of a managed key is named by the key's id, that of a token by its provider and
+        subject. The time that this takes says nothing
         about the keys. Raises `Unauthenticated` for no key or an unknown one, or the subclass that
         says why it works no more; `AddressNotAllowed` if it may not be used from `address`, and
         `TooManyWrongKeys` if too many wrong ones came from there.
@@ -41,7 +43,8 @@ class AdminKeys:
         except (CredentialExpired, CredentialRevoked):
             raise  # nobody guesses these
         except Unauthenticated:
-            self._wrong_keys.record_wrong(address, digest, now)
+            if not self._managed.takes_as_token(key):
+                self._wrong_keys.record_wrong(address, digest, now)
             raise
         self._wrong_keys.record_right(address, digest)
         return replace(caller, address=address)
@@ -51,10 +54,10 @@ class AdminKeys:
         return found[0] if found else None
 
     async def _find_managed(self, key: str, address: str) -> Caller:
-        if KeyText.parse(key) is None:
+        if KeyText.parse(key) is None and not self._managed.takes_as_token(key):
             raise Unauthenticated(self._describe_unknown())
         principal = await self._managed.authenticate(key, ClientOrigin(address))
-        return Caller(principal.key.id, principal.key.scopes)
+        return Caller(principal.holder, principal.key.scopes)
 
     def _describe_unknown(self) -> str:
         if self._holders:

@@ -28,6 +28,7 @@ from admin.operations import Operations
 from admin.price_operations import PriceOperations
 from admin.settings import AdminSettings
 from api.authentication.authenticator import Authenticator
+from api.authentication.identity_provider import open_providers
 from registry.credentials.key_pepper import read_pepper
 from registry.credentials.keys import Keys
 from registry.credentials.tenant_accounts import TenantAccounts
@@ -110,7 +111,7 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             )
             DECLARING.set_function(lambda: float(lease.is_held))
             key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
-            updates = cell and _make_updates(settings, cell, broker, lease, records)
+            updates = _make_updates(settings, cell, broker, lease, records) if cell else None
             account_operations = AccountOperations(broker, tenants, accounts, updates)
             withdraw = account_operations.withdraw_if_any
             operations = Operations(registry, tenants, managed_keys, withdraw)
@@ -125,8 +126,9 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
                 },
                 trail,
             )
+            providers = open_providers(stack, settings.oidc)
             authenticator = Authenticator(
-                tenants, managed_keys, pepper, (), broker.clock.now, refuses_weak=False
+                tenants, managed_keys, pepper, providers, broker.clock.now, refuses_weak=False
             )
             keys = AdminKeys(own_keys, authenticator)
             checks["records"] = lambda: True

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr
 
+from api.authentication.oidc_settings import OidcSettings
 from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
 from streams.records.audit_chain import ChainHead
 from streams.topology import DAY_SECONDS, DEFAULT_AUDIT_BYTES, MIB, LedgerLimits
@@ -48,6 +49,7 @@ class AdminSettings(ServiceSettings):
         description="directory of keys of `millstream broker init`, with which the accounts of "
         "tenants that publish to NATS are signed; without it none is made",
     )
+    oidc: dict[Slug, OidcSettings] = Field({}, description="issuers whose tokens are accepted")
     tenants: dict[Slug, TenantSettings] = Field(
         {}, description="tenants that may send requests, with their keys and quotas"
     )

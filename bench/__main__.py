@@ -16,12 +16,14 @@ from bench import (
     engine_comparison,
     failover_vs_dynamo,
     gateway_vs_dynamo,
+    key_check_cost,
     ledger_sums,
+    meter_cost,
     pipeline_cost,
     quota_cost,
     throughput_share,
 )
-from bench.live import dispatch_latency, isolation, overload
+from bench.live import dispatch_latency, isolation, overload, revocation
 from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_random
 
 NEED_TRACES = "mixed", "live-b2", "live-b3"
@@ -42,6 +44,9 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "ledger": ledger_sums.measure,
     "accounts": accounts_cost.measure,
     "append": append_cost.measure,
+    "meter": meter_cost.measure,
+    "key-checks": key_check_cost.measure,
+    "revocation": revocation.measure,
     "idle": abusive_clients.idle,
     "unread": abusive_clients.unread,
     "cancels": abusive_clients.cancels,

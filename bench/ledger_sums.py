@@ -1,7 +1,8 @@
 """Compares what is billed in every place: token logs, ledger, counters, usage, export, invoice.
 
-10,000 requests go through a whole system while prices change, a worker is killed, records come a
-second time, and the exporter is killed again and again. All differences must be 0.
+100,000 requests go through a whole system while prices change, each service is killed in turn,
+clients repeat requests, records come a second time, and the exporter is killed again and again. All
+differences must be 0. `BENCH_REQUESTS` sends another number of requests.
 """
 
 import asyncio
@@ -14,8 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from bench import reporting
 from bench.live.cluster import MOCK, MODEL, Cluster, ClusterShape, run_cluster
@@ -23,36 +25,62 @@ from bench.reporting import Figure, Run
 from millstream.ledger.invoices import make_invoice, read_directory, read_ledger
 from millstream.ledger.segments import list_segments
 from registry.price_book import PriceBook
-from registry.tenant_records import Tenant
-from registry.tenants import Tenants
 from streams import messages, quota_windows, subjects, topology
-from streams.broker.broker_client import Broker, StoredMessage, connect
+from streams.broker.broker_client import Broker, connect
+from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord
-from streams.records.token_log import decode_contents
-from streams.records.usage_rollups import UsageRollups, add_up
+from streams.records.usage_rollups import UsageRollups
+from streams.records.usage_sums import add_up
 from streams.usage_accounts import TENANT_SCOPE, Meter, Price
 from tests.support.eventually import eventually
-from tests.support.gateways import RunningGateway
+from tests.support.gateways import HttpResponse, RunningGateway
 
-REQUESTS, CONCURRENCY = 10_000, 64
+T = TypeVar("T")
+REQUESTS = int(os.environ.get("BENCH_REQUESTS", "100000"))
+CONCURRENCY = 64
 REPEATED = 50  # records that are written a second time, which the broker does not recognise
+AGAIN_EVERY = 100  # requests; each such one is sent once more when it has been answered
+TRIES, PAUSE_SECONDS = 60, 0.5  # of a client whose request is not answered
+SEGMENT_BYTES = max(100_000, 10 * REQUESTS)
 PRICES = (Price(150_000, 600_000, 75_000), Price(200_000, 500_000), Price(7, 11, 3))
+KILLED = ("gateway-0", "worker-0", "dispatcher", "admin", "gateway-1", "worker-1")
 TENANT, SETTLE_SECONDS = "acme", 120.0
-SHAPE = ClusterShape({TENANT: 1.0}, {"ttft_ms": 2, "itl_ms": 1}, workers=2, program=MOCK)
+READ_SECONDS = 20.0  # between two times that new records of the token logs are read
+# They are never reached: with them the broker counts tokens and spend of the day
+QUOTAS = {"tokens_per_day": 10**15, "spend_per_day": 1e9}
+SHAPE = ClusterShape(
+    {TENANT: 1.0},
+    {"ttft_ms": 2, "itl_ms": 1},
+    workers=2,
+    program=MOCK,
+    max_queued=10_000,
+    quotas=QUOTAS,
+)
 _DIFFERENCES = ("logs", "counters", "usage", "export", "invoice", "invoice_of_ledger")
+
+
+def _goal(name: str) -> str:
+    """A killed gateway leaves what it has reserved and not published yet on the day's counters."""
+    return "0, and what killed gateways reserved" if name == "counters" else "0"
+
+
 FIGURES = (
-    Figure("requests", "requests that ended with an answer"),
+    Figure("requests", "requests that were answered", str(REQUESTS)),
     Figure("seconds", "seconds for all of them"),
+    Figure("service_kills", "kills of gateways, workers, dispatcher and admin service", "> 0"),
     Figure("attempts", "attempts beyond the first", "> 0"),
+    Figure("retries", "requests that clients sent again until they were answered", "> 0"),
+    Figure("replays", "answered requests that were sent again", "> 0"),
+    Figure("new_ids", "of these, answers with another request id", "0"),
     Figure("kills", "kills of the exporter", "> 0"),
     Figure("repeated", "records that came a second time", "> 0"),
     Figure("records", "requests without a ledger record of their own", "0"),
     *(
-        Figure(f"{name}_tokens", f"{name}: tokens beside the ledger's", "0")
+        Figure(f"{name}_tokens", f"{name}: tokens beside the ledger's", _goal(name))
         for name in _DIFFERENCES
     ),
     *(
-        Figure(f"{name}_charge", f"{name}: 10⁻¹² of the currency beside the ledger's", "0")
+        Figure(f"{name}_charge", f"{name}: 10⁻¹² of the currency beside the ledger's", _goal(name))
         for name in _DIFFERENCES
         if name != "logs"
     ),
@@ -76,64 +104,159 @@ def measure(runs: int, seconds: float) -> None:
 
 async def _run() -> Run:
     async with run_cluster(SHAPE) as cluster, connect(cluster.nats, "bench") as broker:
-        await _set_quotas(broker)
         with tempfile.TemporaryDirectory() as directory:
             return await _measured(cluster, broker, Path(directory))
 
 
-async def _set_quotas(broker: Broker) -> None:
-    """Quotas that are never reached: with them the broker counts tokens and spend of the day."""
-    tenants = await Tenants.open(broker)
-    quotas = {"tokens_per_day": 10**15, "spend_per_day": 1e9, "max_queued": 10_000}
-    await tenants.upsert(Tenant.model_validate({"name": TENANT, **quotas}))
-    await tenants.close()
-
-
 async def _measured(cluster: Cluster, broker: Broker, directory: Path) -> Run:
     exporting = asyncio.create_task(_export_and_kill(cluster.nats, directory))
+    logs = TokenLogs(broker)
+    reading = asyncio.create_task(logs.run())
+    load = _Load(cluster, broker)
     began = time.monotonic()
-    answered = await _send_all(cluster, broker)
+    await load.send_all()
     seconds = time.monotonic() - began
-    await eventually(lambda: _has_records(broker, answered), SETTLE_SECONDS)
-    await _repeat_records(broker)
+    await eventually(lambda: _has_records(broker, load.answered), SETTLE_SECONDS)
+    reading.cancel()
+    await logs.read()
+    await _patiently(lambda: _repeat_records(broker))
     exporting.cancel()
     kills = await exporting
     await _export(cluster.nats, directory, "--once")
-    return await _compare(broker, directory, answered) | {"seconds": seconds, "kills": kills}
+    found = await _patiently(lambda: _compare(broker, directory, load.answered, logs))
+    return found | load.counts() | {"seconds": seconds, "kills": kills}
 
 
-async def _send_all(cluster: Cluster, broker: Broker) -> set[str]:
-    """Send all requests, with two new prices and a dead worker; return the ids of those served."""
-    prices = await PriceBook.open(broker)
-    await prices.set_price(MODEL, "USD", PRICES[0])
-    gateways = [
-        RunningGateway(int(url.rpartition(":")[2]), asyncio.Event()) for url in cluster.urls
-    ]
-    victim = next(each for each in cluster.processes if each.name == "worker")
-    events: dict[int, Callable[[], Awaitable[object]]] = {
-        REQUESTS // 3: lambda: prices.set_price(MODEL, "USD", PRICES[1]),
-        REQUESTS // 2: lambda: asyncio.to_thread(os.kill, victim.pid, signal.SIGKILL),
-        2 * REQUESTS // 3: lambda: prices.set_price(MODEL, "USD", PRICES[2]),
-    }
-    numbers, answered = iter(range(REQUESTS)), set[str]()
+class TokenLogs:
+    """Tokens that were stored, by the subject of their log; read before the logs expire."""
 
-    async def send_each() -> None:
-        for number in numbers:
-            if number in events:
-                await events[number]()
-            gateway = gateways[number % len(gateways)]
-            words = "word " * (number % 40 + 1)
-            answer = await gateway.complete(words, key=f"sk-{TENANT}", max_tokens=number % 30 + 1)
-            if answer.status == 200:
-                answered.add(answer.headers["x-request-id"])
+    def __init__(self, broker: Broker) -> None:
+        self._broker, self._after = broker, 0
+        self._tokens = Counter[str]()
 
-    await asyncio.gather(*(send_each() for _ in range(CONCURRENCY)))
-    await prices.close()
-    return answered
+    async def run(self) -> None:
+        """Read what is new, again and again, until cancelled."""
+        while True:
+            await self.read()
+            await asyncio.sleep(READ_SECONDS)
+
+    async def read(self) -> None:
+        """Read what is new."""
+        stream = topology.token_stream_name(0)
+        while True:
+            page = await _patiently(lambda: self._broker.read_filtered(stream, ">", self._after))
+            if not page.messages:
+                return
+            for message in page.messages:
+                record = messages.unpack(message.data)
+                if record["type"] == "chunk":
+                    stored = record["index"] + record["count"]
+                    self._tokens[message.subject] = max(self._tokens[message.subject], stored)
+            self._after = page.messages[-1].seq
+
+    def total(self) -> int:
+        """Return how many tokens all logs have."""
+        return self._tokens.total()
+
+
+class _Load:
+    """All requests with what happens meanwhile: two new prices, and the death of each service."""
+
+    def __init__(self, cluster: Cluster, broker: Broker) -> None:
+        self._cluster, self._broker = cluster, broker
+        self._gateways = [
+            RunningGateway(int(url.rpartition(":")[2]), asyncio.Event()) for url in cluster.urls
+        ]
+        self._unanswered = Counter[str]()
+        self._replays = self._new_ids = 0
+        self.answered: set[str] = set()
+
+    async def send_all(self) -> None:
+        """Send them, some at a time, and return when each is answered or given up."""
+        prices = await PriceBook.open(self._broker)
+        await _set_price(prices, PRICES[0])
+        numbers, events = iter(range(REQUESTS)), self._events(prices)
+
+        async def send_each() -> None:
+            for number in numbers:
+                if event := events.get(number):
+                    await event()
+                await self._send(number)
+
+        await asyncio.gather(*(send_each() for _ in range(CONCURRENCY)))
+        await prices.close()
+
+    def counts(self) -> dict[str, float]:
+        """Return what the clients saw, as figures; print why requests were sent again."""
+        print(json.dumps({"unanswered": self._unanswered}), flush=True)
+        return {
+            "service_kills": len(KILLED),
+            "retries": self._unanswered.total(),
+            "replays": self._replays,
+            "new_ids": self._new_ids,
+        }
+
+    def _events(self, prices: PriceBook) -> dict[int, Callable[[], Awaitable[object]]]:
+        found: dict[int, Callable[[], Awaitable[object]]] = {
+            REQUESTS // 3: partial(_set_price, prices, PRICES[1]),
+            2 * REQUESTS // 3: partial(_set_price, prices, PRICES[2]),
+        }
+        for number, name in enumerate(KILLED, start=1):
+            restart = partial(asyncio.to_thread, self._cluster.services[name].restart)
+            found[number * REQUESTS // (len(KILLED) + 2) + 1] = restart
+        return found
+
+    async def _send(self, number: int) -> None:
+        answer = await self._send_until_answered(number)
+        if answer is None:
+            return
+        request_id = answer.headers["x-request-id"]
+        self.answered.add(request_id)
+        if number % AGAIN_EVERY == 0:
+            again = await self._send_until_answered(number)
+            self._replays += 1
+            self._new_ids += again is None or again.headers["x-request-id"] != request_id
+
+    async def _send_until_answered(self, number: int) -> HttpResponse | None:
+        """Send a request to one gateway after the other, always with the same idempotency key."""
+        for attempt in range(TRIES):
+            gateway = self._gateways[(number + attempt) % len(self._gateways)]
+            try:
+                answer = await gateway.complete(
+                    "word " * (number % 40 + 1),
+                    key=f"sk-{TENANT}",
+                    headers={"Idempotency-Key": f"request-{number}"},
+                    max_tokens=number % 30 + 1,
+                )
+            except (OSError, EOFError) as error:
+                self._unanswered[type(error).__name__] += 1
+            else:
+                if answer.status == 200:
+                    return answer
+                self._unanswered[f"{answer.status} {answer.error['code']}"] += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+        return None
+
+
+async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """The result of a call that may be made again, while a busy machine lets the broker stall."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        try:
+            return await call()
+        except BrokerUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _set_price(prices: PriceBook, price: Price) -> None:
+    await _patiently(lambda: prices.set_price(MODEL, "USD", price))
 
 
 async def _has_records(broker: Broker, answered: set[str]) -> bool:
-    return answered <= {each.request_id for each in await _read_ledger(broker)}
+    stored = await _patiently(lambda: _read_ledger(broker))
+    return answered <= {each.request_id for each in stored}
 
 
 async def _read_ledger(broker: Broker) -> list[LedgerRecord]:
@@ -174,22 +297,26 @@ async def _export(nats: str, directory: Path, *words: str) -> None:
 
 async def _start_export(nats: str, directory: Path, *words: str) -> asyncio.subprocess.Process:
     command = ("-m", "millstream", "ledger", "export", str(directory), "--nats", nats)
-    options = ("--segment-bytes", "100000", "--segment-seconds", "1s", "--log-level", "error")
+    size = ("--segment-bytes", str(SEGMENT_BYTES), "--segment-seconds", "10s")
+    options = (*size, "--log-level", "error")
     return await asyncio.create_subprocess_exec(sys.executable, *command, *options, *words)
 
 
-async def _compare(broker: Broker, directory: Path, answered: set[str]) -> dict[str, float]:
+async def _compare(
+    broker: Broker, directory: Path, answered: set[str], logs: TokenLogs
+) -> dict[str, float]:
     stored = await _read_ledger(broker)
     records = {each.request_id: each for each in reversed(stored)}  # the first of each counts
     ledger = Bill(
         sum(sum(each.billed_tokens[:2]) for each in records.values()),
         sum(each.charge for each in records.values()),
     )
+    prompts = sum(each.billed_tokens[0] for each in records.values())
     month = quota_windows.utc_day(broker.clock.now())[:7]
     exported = await make_invoice(TENANT, month, read_directory(directory))
     direct = await make_invoice(TENANT, month, read_ledger(broker, TENANT))
     bills = {
-        "logs": Bill(await _count_logged(broker, records), ledger.charge),
+        "logs": Bill(logs.total() + prompts, ledger.charge),
         "counters": await _read_counters(broker),
         "usage": await _read_usage(broker),
         "export": await _add_up_lines(directory),
@@ -209,15 +336,6 @@ async def _compare(broker: Broker, directory: Path, answered: set[str]) -> dict[
         if name != "logs":
             found[f"{name}_charge"] = bill.charge - ledger.charge
     return found
-
-
-async def _count_logged(broker: Broker, records: dict[str, LedgerRecord]) -> int:
-    """Prompt tokens of all requests, and the tokens that are stored in their logs."""
-    logs: dict[str, list[StoredMessage]] = {}
-    for message in await broker.read_subject(topology.token_stream_name(0), "infer.token.>"):
-        logs.setdefault(message.subject, []).append(message)
-    generated = sum(len(decode_contents(found).tokens) for found in logs.values())
-    return generated + sum(each.billed_tokens[0] for each in records.values())
 
 
 async def _read_counters(broker: Broker) -> Bill:

@@ -8,8 +8,7 @@ from functools import partial
 import structlog
 
 from api.authentication.authenticator import Authenticator
-from api.authentication.identity_provider import IdentityProvider
-from api.authentication.key_set_cache import KeySetCache
+from api.authentication.identity_provider import open_providers
 from api.grammar_checker import GrammarChecker
 from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
@@ -118,16 +117,11 @@ def _build_authenticator(
     keys: Keys,
 ) -> Authenticator:
     pepper = read_pepper(settings.key_pepper_file) if settings.key_pepper_file else None
-    providers = [
-        IdentityProvider(name, each, KeySetCache(each)) for name, each in settings.oidc.items()
-    ]
-    for provider in providers:
-        stack.push_async_callback(provider.close)
     return Authenticator(
         tenants,
         keys,
         pepper,
-        providers,
+        open_providers(stack, settings.oidc),
         broker.clock.now,
         refuses_weak=not settings.is_on_loopback,
     )

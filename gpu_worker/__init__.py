@@ -9,6 +9,7 @@ attempt/          one request: claim its log, run it, store every token, store t
                   acknowledge
 engines/          sequences come in, tokens or vectors go out; an engine knows neither NATS nor
                   asyncio
+compute_meter, compute_reporter  whose the worker's time was; told to the ledger once a minute
 drain_controller  when the worker has to be gone, and the report at the end
 identity          the model, version and worker that claims, heartbeats and ledger records name
 metrics           finished requests, heartbeats and engine stats for Prometheus

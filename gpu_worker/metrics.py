@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from gpu_worker.attempt.terminals import FinishedRequest
 from gpu_worker.engines.engine_stats import EngineStats
 from streams.messages import Heartbeat
+from streams.records.worker_time import WorkerTime
 from streams.subjects import OTHER
 
 STAGES = Histogram(
@@ -39,6 +40,11 @@ FREE_SEQUENCES = Gauge(
 FREE_TOKENS = Gauge("millstream_worker_free_kv_tokens", "Credit: KV tokens not reserved.", _POOL)
 BATCH_FILL = Gauge(
     "millstream_worker_batch_fill_ratio", "Running sequences over the maximum.", _POOL
+)
+WORKER_SECONDS = Counter(
+    "millstream_worker_seconds_total",
+    "Seconds of this worker: `step` (of the engine), `idle`, `load`; `lost` is a part of `step`.",
+    [*_POOL, "use"],
 )
 RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", _POOL)
 
@@ -128,6 +134,14 @@ def _adapter_label(model: str, adapter: str) -> str:
     if len(_adapters) < MOST_ADAPTERS:
         _adapters.add((model, adapter))
     return adapter if (model, adapter) in _adapters else OTHER
+
+
+def observe_worker_time(time: WorkerTime) -> None:
+    """Add a record of this worker's time to the counters; call it once per record."""
+    uses = {"idle": time.idle_ns, "load": time.load_ns, "lost": time.lost_ns}
+    uses["step"] = time.elapsed_ns - time.idle_ns - time.load_ns
+    for use, nanoseconds in uses.items():
+        WORKER_SECONDS.labels(time.model, time.version, use).inc(nanoseconds / 1e9)
 
 
 def observe_heartbeat(beat: Heartbeat) -> None:

@@ -1,6 +1,7 @@
 """The worker service (`millstream worker`): loads models, announces credit, serves, drains."""
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -10,6 +11,8 @@ from typing import Any, TypeVar
 import structlog
 from nats.aio.msg import Msg
 
+from gpu_worker.compute_meter import ComputeMeter, ModelMeter
+from gpu_worker.compute_reporter import ComputeReporter
 from gpu_worker.drain_controller import DrainController
 from gpu_worker.engines import factory
 from gpu_worker.identity import WorkerIdentity
@@ -52,6 +55,7 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
     Raises `EngineCrashed` or `EngineHung`, in an exception group, when a failed engine has to end
     the process.
     """
+    started = time.monotonic_ns()
     checks = {"nats": not_yet, "models": not_yet}
     async with AsyncExitStack() as stack:
         stack.enter_context(serve_metrics(settings, checks))
@@ -68,13 +72,17 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
         registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
         report = DrainReport()
-        manager = await _run_unless(drain.started, _build_manager(broker, registry, settings))
+        manager = await _run_unless(
+            drain.started, _build_manager(broker, registry, settings, started)
+        )
         if manager is not None:
+            reporter = ComputeReporter(broker, manager.meter, manager.identities)
+            stack.push_async_callback(reporter.finish)
             stack.push_async_callback(manager.close)
             await _run_unless(drain.started, manager.preload())
             if not drain.started.is_set():
                 checks["models"] = lambda: manager.can_serve and not drain.started.is_set()
-                report = await _serve(broker, manager, settings, drain)
+                report = await _serve(broker, manager, reporter, settings, drain)
         await drain.send_report(report)
 
 
@@ -91,9 +99,11 @@ async def _run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
 
 
 async def _build_manager(
-    broker: Broker, registry: Registry, settings: WorkerSettings
+    broker: Broker, registry: Registry, settings: WorkerSettings, started: int
 ) -> ModelManager:
     """Return a manager of the configured models, none of which is loaded yet.
+
+    The worker's time counts from `started`, in monotonic nanoseconds.
 
     Raises `NotRegistered`, `ModelRefused` for a model whose record decides more than the settings
     allow, and `DoesNotFit` for a model that is too large even alone.
@@ -102,14 +112,18 @@ async def _build_manager(
     for model, version in versions.values():
         check_model(settings.destinations, model, version)
     budget, shares = await _plan_memory(versions, settings)
+    meter = ComputeMeter(versions, started)
     models = {
         name: ManagedModel(
-            _build_server(broker, model, version, settings), model, version, shares[name] or None
+            _build_server(broker, model, version, settings, meter.of_model(name)),
+            model,
+            version,
+            shares[name] or None,
         )
         for name, (model, version) in versions.items()
     }
     planner = EvictionPlanner(budget, shares, settings.min_residency_seconds)
-    return ModelManager(models, planner, Loader(settings))
+    return ModelManager(models, planner, Loader(settings), meter)
 
 
 async def _plan_memory(
@@ -144,11 +158,12 @@ async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings
 
 
 def _build_server(
-    broker: Broker, model: Model, version: Version, settings: WorkerSettings
+    broker: Broker, model: Model, version: Version, settings: WorkerSettings, meter: ModelMeter
 ) -> ModelServer:
-    identity = WorkerIdentity(model.name, version.id, settings.id, settings.shards)
+    own = (settings.id, settings.shards, settings.type or "", settings.price)
+    identity = WorkerIdentity(model.name, version.id, *own)
     timeout = settings.engine_timeout_seconds
-    return ModelServer(broker, identity, model.context_length, observe_finished, timeout)
+    return ModelServer(broker, identity, model.context_length, observe_finished, timeout, meter)
 
 
 async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) -> BrokerSubscription:
@@ -184,7 +199,11 @@ async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) ->
 
 
 async def _serve(
-    broker: Broker, manager: ModelManager, settings: WorkerSettings, drain: DrainController
+    broker: Broker,
+    manager: ModelManager,
+    reporter: ComputeReporter,
+    settings: WorkerSettings,
+    drain: DrainController,
 ) -> DrainReport:
     """Serve until the drain starts, then drain every model server and report the work's fate."""
     servers = manager.servers
@@ -203,6 +222,7 @@ async def _serve(
         exporting = tasks.create_task(
             _export_metrics(servers, settings.beat_seconds), name="metrics"
         )
+        reporting = tasks.create_task(reporter.run(), name="worker-time")
         await drain.started.wait()
         held = sum(server.credit.held for server in servers)
         log.info("draining", attempts=held, at_most_seconds=round(drain.seconds_left(), 1))
@@ -211,7 +231,7 @@ async def _serve(
         log.info("drained", **vars(report))
         await asyncio.gather(*(s.announce_drained(vars(report)) for s in servers))
         await finds.unsubscribe()
-        for task in (*serving, managing, exporting):
+        for task in (*serving, managing, exporting, reporting):
             task.cancel()
     return report
 

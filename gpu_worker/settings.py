@@ -5,8 +5,10 @@ from typing import Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from registry.destination_policy import DestinationPolicy, DestinationSettings
-from streams.base_settings import ServiceSettings
+from registry.price_records import CURRENCY, HourPrice
+from streams.base_settings import ServiceSettings, Slug
 from streams.subjects import ANY
+from streams.usage_accounts import MICRO, WorkerPrice
 
 
 class WorkerSettings(DestinationSettings, ServiceSettings):
@@ -46,6 +48,14 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
         3, gt=0, description="work whose worker is silent for this long goes to another"
     )
 
+    type: Slug | None = Field(None, description="name of this kind of machine, for the ledger")
+    price_per_hour: HourPrice | None = Field(
+        None, description="what this worker costs an hour, by which costs are divided"
+    )
+    price_currency: str = Field(
+        "USD", pattern=CURRENCY, description="currency of --price-per-hour, a code of ISO 4217"
+    )
+
     @field_validator("id")
     @classmethod
     def _is_one_worker(cls, name: str) -> str:
@@ -61,6 +71,13 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
                 f"model, not {len(self.model)}"
             )
         return self
+
+    @property
+    def price(self) -> str:
+        """The packed `WorkerPrice`; empty if none was given."""
+        if self.price_per_hour is None:
+            return ""
+        return WorkerPrice(self.price_currency, int(self.price_per_hour * MICRO)).pack()
 
     @property
     def destinations(self) -> DestinationPolicy:

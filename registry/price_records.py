@@ -6,20 +6,21 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from registry.models import ModelName, Record
-from streams.usage_accounts import PICO, PICO_PER_MILLION, Price, PriceEntry
+from streams.usage_accounts import MICRO, PICO, PICO_PER_MILLION, Price, PriceEntry
 
 CURRENCY = r"^[A-Z]{3}$"  # ISO 4217
 _MAX_PRICE = 10**6  # of a million tokens: what a request costs, in 10⁻¹², stays below 2⁶³
 
 
 def _check_exact(price: Decimal) -> Decimal:
-    """Return `price`; raises ValueError if one token would cost a fraction of 10⁻¹²."""
-    if price * PICO_PER_MILLION % 1:
+    """Return `price`; raises ValueError if it has more than six decimals."""
+    if price * MICRO % 1:
         raise ValueError(f"{price} has more than 6 decimals, which sums could not keep exact")
     return price
 
 
 MillionPrice = Annotated[Decimal, Field(ge=0, le=_MAX_PRICE), AfterValidator(_check_exact)]
+HourPrice = MillionPrice  # of a worker: with as many decimals
 
 
 class PriceRecord(Record):

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import msgpack
 
-from streams.usage_accounts import PriceEntry
+from streams.usage_accounts import PriceEntry, WorkerPrice
 
 RequestKind = Literal["generate", "embed", "classify"]
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -298,7 +298,8 @@ class LedgerRecord:
     the one that the client was promised. `attempts` is how many times workers have begun the
     request; `earlier_attempts` has those that did not end it, each with `attempt`, `worker`, when
     it ended (`at`, 0 if nobody knows) and a `reason`: `released`, `failed`, `broke` or `silent`.
-    `worker_type` is empty while workers have no types.
+    `worker_type` names the kind of machine. `compute_ns` are the nanoseconds of the worker's time
+    that were this request's, in the last attempt.
     """
 
     request_id: str
@@ -326,6 +327,8 @@ class LedgerRecord:
     warm: bool | None = None  # its model was loaded when it could start; None: no worker started it
     worker_ms: int = 0  # from the pull to the end, on the worker that ended it
     worker_type: str = ""
+    worker_price: str = ""  # packed `WorkerPrice`
+    compute_ns: int = 0
 
     @property
     def price_entry(self) -> PriceEntry:
@@ -362,6 +365,7 @@ class LedgerRecord:
         record = from_wire(cls, unpack(data))
         if record.price:
             PriceEntry.unpack(record.price)
+        WorkerPrice.unpack(record.worker_price)
         return record
 
 

@@ -19,7 +19,8 @@ OTHER = "_other"  # label of a metric for all who have no label of their own: no
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
 ITEM_PREFIX = "j"  # of the ids of requests that run a line of a job: others are hexadecimal
 ITEM_SHARD = "jobs"
-_LEDGER = f"{PREFIX}.ledger."
+_LEDGER, _WORKER_TIME = f"{PREFIX}.ledger.", f"{PREFIX}.worker_time."
+_COST_ROLLUP = f"{PREFIX}.rollup._costs."  # `_costs` is no tenant's name
 _FILE_RECORDS = "$KV.files."
 _BATCH_RECORDS = "$KV.batches."
 _TRY = "try-"
@@ -419,6 +420,40 @@ def outcome(tenant: str, model: str | None) -> str:
     that cannot be part of a subject.
     """
     return f"{PREFIX}.outcome.{token(tenant)}.{OTHER if model is None else escape(model)}"
+
+
+def worker_time(model: str, worker: str) -> str:
+    """Return the subject on which the records of a worker's time of one model are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_WORKER_TIME}{escape(model)}.{token(worker)}"
+
+
+def is_worker_time(subject: str) -> bool:
+    """Return whether records of workers' time are stored on this subject."""
+    return subject.startswith(_WORKER_TIME)
+
+
+def cost_rollup(day: str, model: str) -> str:
+    """Return the subject on which the sums of costs of a day of UTC and a model are stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_COST_ROLLUP}{token(day)}.{escape(model)}"
+
+
+def cost_rollups_of(day: str) -> str:
+    """Return the filter (a subject with wildcards) for the sums of costs of a day, of all models.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_COST_ROLLUP}{token(day)}.*"
+
+
+def is_cost_rollup(subject: str) -> bool:
+    """Return whether sums of costs are stored on this subject."""
+    return subject.startswith(_COST_ROLLUP)
 
 
 def rollup(tenant: str, day: str, model: str) -> str:

@@ -218,7 +218,7 @@ def _ledger(limits: LedgerLimits) -> StreamConfig:
     The broker copies its records to listeners of any account.
     """
     config = _records(LEDGER, "infer.ledger.*.*", limits.max_bytes, limits.max_age_seconds)
-    config.subjects = ["infer.ledger.*.*", "infer.outcome.*.*"]
+    config.subjects = ["infer.ledger.*.*", "infer.outcome.*.*", "infer.worker_time.*.*"]
     config.discard = DiscardPolicy.NEW
     config.duplicate_window = LOG_SECONDS
     config.republish = RePublish(

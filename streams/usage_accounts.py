@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
+from fractions import Fraction
 from functools import lru_cache
 from typing import Self
 
@@ -11,6 +12,7 @@ from streams import subjects
 PICO = 10**12  # prices and spend are integers in 10⁻¹² of the currency, so that sums are exact
 PICO_PER_MILLION = PICO // 10**6  # of one token, for each unit of the price of a million tokens
 _CACHED_ENTRIES = 1024  # most records have one of few
+MICRO, NANOSECONDS_PER_HOUR = 10**6, 3600 * 10**9
 NO_CURRENCY = "XXX"  # ISO 4217's code for none
 TENANT_SCOPE = "tenant"  # the scope of a tenant's own quotas; `key_scope` has those of keys
 
@@ -103,6 +105,41 @@ def _parse_entry(packed: str) -> PriceEntry:
     version, currency, prompt, cached, completion = packed.split()
     cached_price = None if cached == "-" else int(cached)
     return PriceEntry(int(version), currency, Price(int(prompt), int(completion), cached_price))
+
+
+@dataclass(frozen=True)
+class WorkerPrice:
+    """What a worker costs us an hour, as an integer in 10⁻⁶ of the currency.
+
+    Its product with nanoseconds is a cost: an integer again, so that sums of costs are exact.
+    """
+
+    currency: str = NO_CURRENCY
+    per_hour: int = 0
+
+    def pack(self) -> str:
+        """Return the price as one line of text."""
+        return f"{self.currency} {self.per_hour}"
+
+    @staticmethod
+    def unpack(packed: str) -> "WorkerPrice":
+        """Return the price that `pack` encoded; no cost if it is empty.
+
+        Raises ValueError for text of another form.
+        """
+        return _parse_worker_price(packed) if packed else WorkerPrice()
+
+
+@lru_cache(_CACHED_ENTRIES)
+def _parse_worker_price(packed: str) -> WorkerPrice:
+    currency, per_hour = packed.split()
+    return WorkerPrice(currency, int(per_hour))
+
+
+def format_cost(cost: int) -> str:
+    """Return a cost (nanoseconds times `per_hour`) as an amount of the currency, to 12 decimals."""
+    picos = round(Fraction(cost * PICO, NANOSECONDS_PER_HOUR * MICRO))
+    return format_amount(picos)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import hmac
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from api.authentication.identity_provider import IdentityProvider, is_token, read_issuer
 from api.authentication.token_claims import VerifiedToken
@@ -43,10 +44,20 @@ class Principal:
     """
 
     def __init__(
-        self, authenticator: "Authenticator", find: FindTenant, origin: ClientOrigin
+        self,
+        authenticator: "Authenticator",
+        find: FindTenant,
+        origin: ClientOrigin,
+        subject: str = "",
     ) -> None:
         self._authenticator, self._find, self._origin = authenticator, find, origin
+        self._subject = subject  # of a token
         self._load(Forbidden)
+
+    @property
+    def holder(self) -> str:
+        """Who it is: a key's id, or `oidc-<provider>:<subject>` for a token."""
+        return f"{self.key.id}:{self._subject}" if self._subject else self.key.id
 
     @property
     def expires_at(self) -> float:
@@ -135,7 +146,8 @@ class Authenticator:
         """
         if self.takes_as_token(credential):
             token = await self._verify_token(credential)
-            principal = Principal(self, lambda: self._find_by_token(token), origin)
+            find = partial(self._find_by_token, token)
+            principal = Principal(self, find, origin, token.subject)
         elif parts := KeyText.parse(credential):
             record = self._find_sealed(parts)
             principal = Principal(self, lambda: self._find_by_id(record.id), origin)

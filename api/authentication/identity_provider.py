@@ -2,6 +2,8 @@
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import jwt
@@ -119,3 +121,13 @@ class IdentityProvider:
 def _plain_type(value: object) -> str:
     """Return a media type as RFC 7515 compares it: without `application/`, in lower case."""
     return str(value).lower().removeprefix("application/")
+
+
+def open_providers(
+    stack: AsyncExitStack, settings: Mapping[str, OidcSettings]
+) -> list[IdentityProvider]:
+    """Return the configured providers, by the names of their tables; `stack` closes them."""
+    providers = [IdentityProvider(name, each, KeySetCache(each)) for name, each in settings.items()]
+    for provider in providers:
+        stack.push_async_callback(provider.close)
+    return providers

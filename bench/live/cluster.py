@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,15 @@ from tests.support.ports import free_port
 
 MODEL = "mock"
 STEPPED, MOCK = "bench.live.stepped_worker", "millstream"
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
 class ClusterShape:
     """The system to start: tenants, number of processes, the workers' engine, and the limits.
 
-    `options` are the engine's; `goal_ms` is the goal for the time to first token, if any.
+    `options` are the engine's; `goal_ms` is the goal for the time to first token, if any; `quotas`
+    are those of each tenant.
     """
 
     tenants: Mapping[str, float]  # name -> weight
@@ -46,6 +47,7 @@ class ClusterShape:
     goal_ms: float | None = None
     deadline_seconds: float = 600.0
     max_queued: int = 1000
+    quotas: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def model(self) -> Model:
@@ -69,6 +71,7 @@ class Cluster:
     home: Path
     urls: Sequence[str]
     processes: list[MeasuredProcess] = field(default_factory=list)
+    services: dict[str, "Service"] = field(default_factory=dict)  # by name, such as `worker-0`
     _began: dict[MeasuredProcess, float] = field(default_factory=dict)
     _at: float = 0.0
 
@@ -125,8 +128,10 @@ async def run_cluster(shape: ClusterShape) -> AsyncIterator[Cluster]:
         tenants = home / "tenants.toml"
         tenants.write_text(_tenant_tables(shape))
         for name, command, settings in _services(shape, ports, tenants):
-            pid = stack.enter_context(_process(home / f"{name}.log", command, server.url, settings))
-            cluster.processes.append(MeasuredProcess(name.partition("-")[0], pid))
+            service = Service(home / f"{name}.log", command, {"nats": server.url, **settings})
+            stack.callback(service.kill)
+            cluster.services[name] = service
+            cluster.processes.append(MeasuredProcess(name.partition("-")[0], service.pid))
         await _register(server.url, shape.model)
         for url in cluster.urls:
             await eventually(lambda url=url: _is_ready(url), READY_SECONDS)  # type: ignore[misc]
@@ -139,6 +144,7 @@ def _tenant_tables(shape: ClusterShape) -> str:
     for name, weight in shape.tenants.items():
         lines += [f"[tenants.{name}]", f'keys = ["{_key(name)}"]']
         lines += [f"weight = {weight}", f"max_queued = {shape.max_queued}"]
+        lines += [f"{quota} = {limit}" for quota, limit in shape.quotas.items()]
     return "\n".join(lines)
 
 
@@ -156,25 +162,39 @@ def _services(
         yield f"worker-{number}", words, {"model": json.dumps([MODEL])}
 
 
-@contextmanager
-def _process(
-    log: Path, words: Sequence[str], nats: str, settings: Mapping[str, object]
-) -> Iterator[int]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    own = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words],
-            env={**kept, **own, f"{ENV_PREFIX}NATS": nats},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
+class Service:
+    """One service of the system as a process of its own, started when this is made."""
+
+    def __init__(self, log: Path, words: Sequence[str], settings: Mapping[str, object]) -> None:
+        kept = {name: v for name, v in os.environ.items() if not name.startswith(ENV_PREFIX)}
+        own = {ENV_PREFIX + name.upper(): str(value) for name, value in settings.items()}
+        self._log, self._words, self._environment = log, words, {**kept, **own}
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that runs now."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """Kill the process and start another one in its place."""
+        self.kill()
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", *self._words],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
 
 
 async def _register(nats: str, model: Model) -> None:

@@ -60,6 +60,7 @@ class SteppedEngine:
         self._model, self._clock, self._sleep = model, clock, sleep
         self._generations: dict[str, _RunningSequence] = {}
         self._ready: list[Output] = []
+        self.step_tokens: dict[str, int] = {}
 
     @classmethod
     def load(cls, directory: Path | None = None, *, model: StepModel) -> "SteppedEngine":
@@ -87,6 +88,7 @@ class SteppedEngine:
         outputs, self._ready = self._ready, []
         began = self._clock()
         slices = self._scheduler.schedule()
+        self.step_tokens = {piece.state.request_id: piece.count for piece in slices}
         if outputs and not slices:
             return outputs
         ends = began + (self._seconds(slices) if slices else IDLE_SECONDS)

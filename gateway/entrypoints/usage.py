@@ -7,7 +7,7 @@ from starlette.responses import Response
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import request_key
 from streams.errors import BadRequest
-from streams.records.usage_rollups import add_up, list_days, recent_days
+from streams.records.usage_sums import add_up, list_days, recent_days
 
 _GROUPS = ("day", "model", "key")
 PARAMETERS = {

@@ -19,6 +19,7 @@ from gpu_worker.attempt.terminals import (
     StopReason,
     build_terminal,
 )
+from gpu_worker.compute_meter import ModelMeter
 from gpu_worker.engines.engine import Output, Sequence
 from gpu_worker.engines.engine_holder import EngineHolder
 from gpu_worker.identity import WorkerIdentity
@@ -63,12 +64,13 @@ class Attempt:
         envelope: Envelope,
         identity: WorkerIdentity,
         finished_logs: FinishedLogs,
+        meter: ModelMeter,
     ) -> None:
         self.envelope = envelope
         self.delivery, self.received_at = delivery, time.monotonic()
         self.may_be_reassigned = False  # the broker may have given the work to another worker
         self._broker, self._engine_holder = broker, engine_holder
-        self._identity, self._finished_logs = identity, finished_logs
+        self._identity, self._finished_logs, self._meter = identity, finished_logs, meter
         address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
         self._item = JobItem(broker, envelope, envelope.item) if envelope.item else None
         is_settled = (self._item.is_settled,) if self._item else ()
@@ -87,6 +89,8 @@ class Attempt:
         self._first_output_at = 0  # of all attempts, in epoch ms
         self._was_warm: bool | None = None
         self._generated = 0  # tokens, by this attempt
+        self._compute_ns = 0  # of the engine's time, by this attempt
+        self._recorded_ns = 0  # of that, what its ledger record has
         self._number = 1
         self._in_engine = False
         self._logger = structlog.get_logger().bind(
@@ -214,6 +218,16 @@ class Attempt:
         else:
             await self.delivery.ack()  # only now: a crash before this line repeats, never loses
         return finished
+
+    def count_lost_time(self) -> None:
+        """Count as lost what the engine has spent on this attempt and no ledger record has."""
+        self._take_compute_time()
+        self._meter.lose(self._compute_ns - self._recorded_ns)
+        self._recorded_ns = self._compute_ns
+
+    def _take_compute_time(self) -> int:
+        self._compute_ns += self._meter.take(self.envelope.request_id)
+        return self._compute_ns
 
     async def _remove_from_engine(self) -> None:
         """Wait until the engine has dropped the sequence, and let others start.
@@ -433,6 +447,7 @@ class Attempt:
         if not self._item:  # whose log is removed behind its result
             self._finished_logs.add(self._token_log.to_finished(), time.monotonic())
         await write_ledger_record(self._broker, record)
+        self._recorded_ns = record.compute_ns
         self._logger.info(
             "request_finished",
             outcome=record.outcome,
@@ -477,4 +492,7 @@ class Attempt:
             earlier_attempts=[each for each in earlier if each["attempt"] < attempts],
             warm=self._was_warm,
             worker_ms=max(0, round(now_ms - self._timer.pulled_at_ms)),
+            worker_type=self._identity.type,
+            worker_price=self._identity.price,
+            compute_ns=self._take_compute_time(),
         )

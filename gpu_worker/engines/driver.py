@@ -4,11 +4,12 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
-from gpu_worker.engines.engine import DeviceLost, Engine, Output, Sequence
+from gpu_worker.compute_meter import ModelMeter
+from gpu_worker.engines.engine import CountsStepTokens, DeviceLost, Engine, Output, Sequence
 
 IDLE_CHECK_SECONDS = 1.0  # an idle engine that has lost a rank says so by not being idle
 log = structlog.get_logger()
@@ -35,10 +36,14 @@ class Driver:
     `deliver` is called on that loop with the outputs of each step that had any. The future
     `crashed` fails with `EngineCrashed` if a step raises, after which nothing is delivered. The
     future `closed` completes when the engine is closed and its memory free, after a crash too.
+    `meter` counts the time of each step.
     """
 
-    def __init__(self, engine: Engine, deliver: Deliver, name: str) -> None:
-        self._engine, self._deliver = engine, deliver
+    def __init__(self, engine: Engine, deliver: Deliver, name: str, meter: ModelMeter) -> None:
+        self._engine, self._deliver, self._meter = engine, deliver, meter
+        self._count_tokens = (
+            _read_step_tokens if isinstance(engine, CountsStepTokens) else _count_output_tokens
+        )
         self._loop = asyncio.get_running_loop()
         self.crashed: asyncio.Future[None] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -129,7 +134,7 @@ class Driver:
         while self._commands:
             self._commands.popleft()(self._engine)
         if not self._engine.idle:
-            if outputs := self._engine.step():
+            if outputs := self._step():
                 self._call_on_loop(self._deliver_outputs, outputs)
         # `stop` may have been called before `clear` above
         elif not self._confirmed_drops and not self._stopping:
@@ -138,6 +143,15 @@ class Driver:
         if self._confirmed_drops:
             self._call_on_loop(_resolve, self._confirmed_drops)
             self._confirmed_drops = []
+
+    def _step(self) -> list[Output]:
+        outputs: list[Output] = []
+        self._meter.begin_step()
+        try:
+            outputs = self._engine.step()
+        finally:
+            self._meter.end_step(self._count_tokens(self._engine, outputs))
+        return outputs
 
     def _deliver_outputs(self, outputs: list[Output]) -> None:
         if not self._abandoned:
@@ -149,6 +163,19 @@ class Driver:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
             self._stopping = True
+
+
+def _read_step_tokens(engine: Engine, outputs: list[Output]) -> Mapping[str, int]:
+    assert isinstance(engine, CountsStepTokens)
+    return engine.step_tokens
+
+
+def _count_output_tokens(engine: Engine, outputs: list[Output]) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
+    for each in outputs:
+        count = len(each.tokens or each.vectors or ())
+        counts[each.request_id] = counts.get(each.request_id, 0) + count
+    return counts
 
 
 def _resolve(futures: list[asyncio.Future[None]]) -> None:

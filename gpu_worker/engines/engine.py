@@ -4,6 +4,7 @@ An engine deals in tokens, and uses neither NATS nor asyncio. One thread owns it
 method, so it needs no lock. Pure.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Collection
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
@@ -193,6 +194,16 @@ class ReportsStats(Protocol):
 
         Safe to read from any thread, also after `close`.
         """
+
+
+@runtime_checkable
+class CountsStepTokens(Protocol):
+    """An engine that counts the tokens of its last step: of prompts, and generated ones.
+
+    Without it, the tokens of its outputs are counted.
+    """
+
+    step_tokens: Mapping[str, int]  # by request id
 
 
 @runtime_checkable

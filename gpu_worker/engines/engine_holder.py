@@ -1,5 +1,6 @@
 """Holds the engine of one model version, which may be absent; sequences wait here for it."""
 
+from gpu_worker.compute_meter import ModelMeter
 from gpu_worker.engines.driver import Deliver, Driver
 from gpu_worker.engines.engine import Engine, Sequence
 
@@ -9,11 +10,11 @@ class EngineHolder:
 
     Sequences that come while there is no engine wait for the next one. `driver` runs the engine;
     None while there is none. All methods are for one event loop, on which `deliver` is called with
-    the engine's outputs.
+    the engine's outputs. `meter` counts the time of its steps.
     """
 
-    def __init__(self, deliver: Deliver, name: str) -> None:
-        self._deliver, self._name = deliver, name
+    def __init__(self, deliver: Deliver, name: str, meter: ModelMeter) -> None:
+        self._deliver, self._name, self._meter = deliver, name, meter
         self._waiting: dict[str, Sequence] = {}
         self.driver: Driver | None = None
 
@@ -23,7 +24,7 @@ class EngineHolder:
         There must be no engine yet. Returns at once.
         """
         assert self.driver is None, f"{self._name} has an engine"
-        self.driver = Driver(engine, self._deliver, self._name)
+        self.driver = Driver(engine, self._deliver, self._name, self._meter)
         for sequence in self._waiting.values():
             self.driver.add(sequence)
         self._waiting.clear()

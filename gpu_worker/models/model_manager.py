@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from gpu_worker.compute_meter import ComputeMeter
 from gpu_worker.engines.driver import EngineCrashed
 from gpu_worker.engines.engine_watchdog import EngineHung
+from gpu_worker.identity import WorkerIdentity
 from gpu_worker.models.loading import Loader
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.pool.model_server import ModelServer
@@ -59,13 +61,18 @@ class ModelManager:
     """Loads and evicts the engines of one worker's models, and backs off from those that fail.
 
     `models` has all configured models by name. A model that has work but no engine is loaded as
-    soon as the planner finds memory for it.
+    soon as the planner finds memory for it. `meter` counts the time of loads.
     """
 
     def __init__(
-        self, models: Mapping[str, ManagedModel], planner: EvictionPlanner, loader: Loader
+        self,
+        models: Mapping[str, ManagedModel],
+        planner: EvictionPlanner,
+        loader: Loader,
+        meter: ComputeMeter,
     ) -> None:
         self._models, self._planner, self._loader = models, planner, loader
+        self.meter = meter
         self._changed, self._failed = asyncio.Event(), asyncio.Event()
         for managed in models.values():
             managed.server.on_change = self._notify_change
@@ -74,6 +81,11 @@ class ModelManager:
     def servers(self) -> list[ModelServer]:
         """Model servers of all configured models, with or without an engine."""
         return [managed.server for managed in self._models.values()]
+
+    @property
+    def identities(self) -> dict[str, WorkerIdentity]:
+        """What the worker is to each of its models, by the names of `models`."""
+        return {name: managed.server.identity for name, managed in self._models.items()}
 
     @property
     def can_serve(self) -> bool:
@@ -162,7 +174,8 @@ class ModelManager:
             await managed.server.release_all()
 
     async def _load_engine(self, name: str, managed: ManagedModel) -> None:
-        engine = await self._loader.load(managed.model, managed.version, managed.memory_bytes)
+        with self.meter.loading(name):
+            engine = await self._loader.load(managed.model, managed.version, managed.memory_bytes)
         managed.server.attach_engine(engine)
         managed.ready_at = time.monotonic()
         self._planner.mark_ready(name, managed.ready_at)

@@ -13,6 +13,7 @@ from gpu_worker.attempt.attempt import Attempt
 from gpu_worker.attempt.finished_logs import FinishedLogs, restore_log
 from gpu_worker.attempt.start_quarantine import StartQuarantine
 from gpu_worker.attempt.terminals import FinishedRequest, StopReason
+from gpu_worker.compute_meter import ModelMeter
 from gpu_worker.engines.driver import Driver, EngineCrashed
 from gpu_worker.engines.engine import (
     Engine,
@@ -59,7 +60,7 @@ class ModelServer:
     capacity for one request of up to `context_length` tokens, which will wait for an engine.
     `on_finished` is called with each finished request, `on_change` when a request begins or ends
     and when the engine has failed. An engine that takes more than `engine_timeout_seconds` for one
-    step counts as hung.
+    step counts as hung. `meter` counts the engine's time.
     """
 
     def __init__(
@@ -69,15 +70,16 @@ class ModelServer:
         context_length: int,
         on_finished: OnFinished,
         engine_timeout_seconds: float,
+        meter: ModelMeter,
     ) -> None:
-        self.identity = identity
+        self.identity, self._meter = identity, meter
         self._capacity_without_engine = FreeCapacity(1, context_length)
         self.credit = Credit(self._capacity_without_engine)
         self._broker, self._on_finished = broker, on_finished
         self._throttled: Throttled | None = None
         self._stats_source: ReportsStats | None = None
         self._engine_timeout = engine_timeout_seconds
-        self._engine_holder = EngineHolder(self._route_outputs, identity.model)
+        self._engine_holder = EngineHolder(self._route_outputs, identity.model, self._meter)
         self._start_quarantine = StartQuarantine()
         self._finished_logs = FinishedLogs()
         self._attempts: dict[str, Attempt] = {}
@@ -293,6 +295,7 @@ class ModelServer:
             envelope,
             self.identity,
             self._finished_logs,
+            self._meter,
         )
         self._start_attempt(Attempt(*parts))
 
@@ -316,6 +319,7 @@ class ModelServer:
         except BrokerUnavailable as error:
             log.warning("work_not_settled", request_id=request_id, reason=str(error))
         finally:
+            attempt.count_lost_time()
             del self._attempts[request_id]
             self.credit.release(request_id)
             self._announce_credit()

@@ -82,6 +82,11 @@ class UsageSettings(ClientSettings):
         description="show what the tenant has used, added up so, instead of its quotas",
         json_schema_extra=FLAG_ONLY,
     )
+    costs: bool = Field(
+        False,
+        description="with --by model or day: what workers cost us for all tenants together",
+        json_schema_extra=FLAG_ONLY,
+    )
     start: str | None = Field(
         None,
         description="with --by: first day of UTC, such as 2026-11-01; 30 days ago unless given",
@@ -105,8 +110,10 @@ class UsageSettings(ClientSettings):
 
     @model_validator(mode="after")
     def _check_usage(self) -> "UsageSettings":
-        if self.by and not self.tenant:
-            raise ValueError("--by needs --tenant")
+        if self.costs and (self.tenant or self.by not in ("model", "day")):
+            raise ValueError("--costs needs --by model or --by day, and is of all tenants together")
+        if self.by and not self.tenant and not self.costs:
+            raise ValueError("--by needs --tenant, or --costs")
         if self.by and self.thresholds:
             raise ValueError("give --by or --thresholds, not both")
         if not self.by and (self.start or self.end):

@@ -16,10 +16,10 @@ from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
 from streams.errors import MillstreamError
 from streams.quota_windows import QuotaPeriod, QuotaWindow
-from streams.records import usage_rollups
+from streams.records import usage_sums
 from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.usage_rollups import UsageRollups
-from streams.usage_accounts import PICO, TENANT_SCOPE, Meter, key_scope
+from streams.usage_accounts import NANOSECONDS_PER_HOUR, PICO, TENANT_SCOPE, Meter, key_scope
 
 UsageRow = dict[str, Any]
 Counters = Mapping[str, int]
@@ -42,10 +42,10 @@ async def run(settings: UsageSettings, stop: asyncio.Event) -> None:
     """Print the used amount and the limit of each quota, for all tenants and API keys with quotas.
 
     If `settings.tenant` is given, only that tenant and its keys are printed. With `settings.by`,
-    what the tenant has used is printed instead, and with `settings.thresholds` which parts of
-    quotas were reached. Raises `TenantNotFound` if that tenant does not
-    exist, `WrongDays` for days that are none, and `BrokerUnavailable` if the broker does not
-    answer.
+    what the tenant has used is printed instead, with `settings.costs` what workers cost, and with
+    `settings.thresholds` which parts of quotas were reached. Raises `TenantNotFound` if that tenant
+    does not exist, `WrongDays` for days that are none, and `BrokerUnavailable` if the broker does
+    not answer.
     """
     if settings.thresholds:
         await _show_thresholds(settings)
@@ -69,23 +69,25 @@ async def _show_quotas(settings: UsageSettings) -> None:
 
 
 async def _show_past_usage(settings: UsageSettings, by: str) -> None:
-    assert settings.tenant, "the settings require it"
     async with connect(settings.nats, "usage", settings.nats_files) as broker:
         await sample_once(broker)
-        start, end = usage_rollups.recent_days(broker.clock.now())
+        start, end = usage_sums.recent_days(broker.clock.now())
         try:
-            days = usage_rollups.list_days(settings.start or start, settings.end or end)
+            days = usage_sums.list_days(settings.start or start, settings.end or end)
         except ValueError as error:
             raise WrongDays(str(error)) from None
         rollups = UsageRollups(broker)
         await rollups.roll_up()
-        sums = usage_rollups.add_up(await rollups.read(settings.tenant, days), by)
+        if settings.costs:
+            sums = usage_sums.add_up_costs(await rollups.read_costs(days), by)
+        else:
+            assert settings.tenant, "the settings require it"
+            rows = usage_sums.add_up(await rollups.read(settings.tenant, days), by)
+            sums = [{"tenant": settings.tenant, **row} for row in rows]
     if settings.as_json:
-        print(
-            "".join(json.dumps({"tenant": settings.tenant, **row}) + "\n" for row in sums), end=""
-        )
+        print("".join(json.dumps(row) + "\n" for row in sums), end="")
     else:
-        make_console().print(render_past_usage(sums, by))
+        make_console().print((render_costs if settings.costs else render_past_usage)(sums, by))
 
 
 async def _show_thresholds(settings: UsageSettings) -> None:
@@ -114,12 +116,30 @@ def _threshold_row(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def render_past_usage(sums: list[UsageRow], by: str) -> FittedTable:
-    """Return the results of `usage_rollups.add_up` as a table for rich."""
+    """Return the results of `usage_sums.add_up` as a table for rich."""
     names = ("requests", "prompt", "cached", "completion", "amount")
     columns = (Column(by, "name"), Column("currency"), *(Column(n, is_number=True) for n in names))
     fields = ("prompt_tokens", "cached_tokens", "completion_tokens", "amount")
     shown = (by, "currency", "requests", *fields)
     cells = [[str(row[name]) for name in shown] for row in sums]
+    return FittedTable(columns, cells)
+
+
+def render_costs(sums: list[UsageRow], by: str) -> FittedTable:
+    """Return the results of `usage_sums.add_up_costs` as a table for rich: amounts of currency."""
+    uses = ("worker", "requests", "idle", "load", "lost", "open")
+    words = (Column(by, "name"), Column("type"), Column("currency"))
+    columns = (*words, Column("hours", is_number=True), *(Column(u, is_number=True) for u in uses))
+    cells = [
+        [
+            str(row[by]),
+            row["type"],
+            row["currency"],
+            f"{row['nanoseconds']['worker'] / NANOSECONDS_PER_HOUR:.2f}",
+            *(row["amounts"][use] for use in uses),
+        ]
+        for row in sums
+    ]
     return FittedTable(columns, cells)
 
 

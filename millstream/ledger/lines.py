@@ -5,6 +5,7 @@ from typing import Any
 
 from streams import quota_windows, subjects
 from streams.messages import LedgerRecord, RefusalCounts
+from streams.records.worker_time import WorkerTime
 
 _REPLACED = ("account", "price")  # told in full, or of no use outside
 
@@ -12,13 +13,16 @@ _REPLACED = ("account", "price")  # told in full, or of no use outside
 def to_line(seq: int, subject: str, data: bytes) -> dict[str, Any]:
     """Return one message of the ledger as a map that JSON can hold.
 
-    Its `type` is `request` for a ledger record, `refusals` for counts of refused requests, and
-    `unreadable` for bytes that are neither, which are kept. `seq` is its sequence in the ledger.
+    Its `type` is `request` for a ledger record, `refusals` for counts of refused requests,
+    `worker_time` for what a worker did besides, and `unreadable` for bytes that are none of these,
+    which are kept. `seq` is its sequence in the ledger.
     Amounts of money are integers of 10⁻¹² of the currency.
     """
     try:
         if subjects.is_ledger(subject):
             return {"type": "request", "seq": seq, **_request(LedgerRecord.unpack(data))}
+        if subjects.is_worker_time(subject):
+            return {"type": "worker_time", "seq": seq, **vars(WorkerTime.unpack(data))}
         return {"type": "refusals", "seq": seq, **_refusals(RefusalCounts.unpack(data))}
     except (ValueError, TypeError) as error:
         kept = {"subject": subject, "data": b64encode(data).decode(), "error": str(error)}

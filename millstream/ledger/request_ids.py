@@ -5,6 +5,7 @@ index is an SQLite file beside the segments, and is made from them: what it lack
 read from them at the start.
 """
 
+import json
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,6 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS ids (id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS segments (last INTEGER PRIMARY KEY);
 """
-_MOST_VARIABLES = 900  # of one statement, in every build of SQLite
 
 
 class ExportedIds:
@@ -51,13 +51,8 @@ class ExportedIds:
 
     def find_known(self, ids: list[str]) -> set[str]:
         """Return those of `ids` that are in closed segments."""
-        known: set[str] = set()
-        for start in range(0, len(ids), _MOST_VARIABLES):
-            part = ids[start : start + _MOST_VARIABLES]
-            marks = ",".join("?" * len(part))
-            found = self._database.execute(f"SELECT id FROM ids WHERE id IN ({marks})", part)
-            known |= {row[0] for row in found}
-        return known
+        query = "SELECT id FROM ids WHERE id IN (SELECT value FROM json_each(?))"
+        return {row[0] for row in self._database.execute(query, (json.dumps(ids),))}
 
 
 def request_ids(segment: Segment) -> Iterable[str]:

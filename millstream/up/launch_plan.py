@@ -77,7 +77,8 @@ class LaunchPlan:
     def gateway_url(self) -> str:
         """The gateway's URL for clients on this machine; on 127.0.0.1 if it listens everywhere."""
         host = self.settings.host
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+        everywhere = host in ("0.0.0.0", "::", "")  # nosec B104
+        shown = "127.0.0.1" if everywhere else host
         scheme = "https" if self.settings.tls_cert else "http"
         return f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
@@ -182,6 +183,7 @@ class LaunchPlan:
             "id": name,
             "model": json.dumps(list(self.models)),
             **self._worker_destinations(),
+            **self._worker_costs(),
             "threads": self._worker_threads(),
             "metrics_port": self._metrics_port(number),
         }
@@ -203,6 +205,11 @@ class LaunchPlan:
             "model_root": roots,
         }
         return {key: json.dumps(values) for key, values in given.items()}
+
+    def _worker_costs(self) -> dict[str, object]:
+        settings = self.settings
+        costs = {"type": settings.worker_type, "price_per_hour": settings.worker_price_per_hour}
+        return {name: value for name, value in costs.items() if value is not None}
 
     def _worker_threads(self) -> int:
         shared = max(1, (os.cpu_count() or 1) // self.settings.workers)

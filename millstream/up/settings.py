@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from registry.destination_policy import DestinationSettings
 from registry.models import GenerationConfig
+from registry.price_records import HourPrice
 from streams.base_settings import DATA_DIR, Port, Slug, TenantSettings, TlsSettings
 
 CLOSING_SECONDS = 4.8  # for all services to close their connections, one after the other
@@ -22,6 +23,12 @@ class UpSettings(DestinationSettings, TlsSettings):
     )
     shards: int = Field(1, ge=1, le=256, description="token log streams; the same for every start")
     workers: int = Field(1, ge=1, description="worker processes, each serving every model")
+    worker_type: Slug | None = Field(
+        None, description="name of this machine's kind, for the ledger"
+    )
+    worker_price_per_hour: HourPrice | None = Field(
+        None, description="what each worker costs an hour, in USD, by which costs are divided"
+    )
     host: str = Field("127.0.0.1", description="address of the gateway")
     port: Port = Field(8080, description="port of the gateway, for HTTP and WebSocket")
     nats_port: Port = Field(4222, description="port of the embedded nats-server; 0: any free one")

@@ -299,6 +299,7 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(make.logs()[0], "token logs"),
         *make.writes(topology.ATTEMPTS, "notes"),
         *make.writes(topology.LEDGER, "end a request", "infer.ledger.*.{model}"),
+        *make.writes(topology.LEDGER, "its own time", "infer.worker_time.{model}.{id}"),
         *make.writes(topology.USAGE, "end a request"),
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
         *make.writes(topology.RESULTS, "results of batches"),

@@ -3,16 +3,18 @@
 Any process may add up what is new, at the same time as others: the sums of a tenant, day and model
 are one message that says up to which sequence of the ledger it goes, and is replaced by
 compare-and-set. The cursor says up to where all of them go. So every record is added once, and
-nobody reads a month of records to tell its usage. Sums are exact integers.
+nobody reads a month of records to tell its usage. What workers cost is summed by day and model in
+the same way. Sums are exact integers.
 """
 
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
-from typing import Any, NamedTuple, Self
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import NamedTuple, Self, TypeVar
 
 import structlog
 
@@ -21,13 +23,16 @@ from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST
 from streams.messages import LedgerRecord
-from streams.usage_accounts import format_amount
+from streams.records.cost_sums import CostSums
+from streams.records.usage_sums import CostRow, UsageRow, UsageSums
+from streams.records.worker_time import WorkerTime
+from streams.usage_accounts import WorkerPrice
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 # The broker recognises a second record of a request for so long, and none can come before that is
 # over; a minute is for the time that a record takes to be stored.
-MAX_DAYS = 92
 ROLL_SECONDS = 60.0  # between two times that a gateway adds up what is new
 ROLLED_RECORDS = 100  # at once: about 1 ms of the event loop
 _CONFLICT_SECONDS = 0.02  # until a replica knows what another process has stored
@@ -36,49 +41,29 @@ _PAGE = 1000  # messages
 _Numbered = tuple[int, LedgerRecord]  # with its sequence in the ledger
 
 
-@dataclass(frozen=True)
-class UsageSums:
-    """Sums over requests; tokens as billed, `charge` in 10⁻¹² of the currency."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt tokens
-    completion_tokens: int = 0
-    charge: int = 0
-
-    @classmethod
-    def of(cls, record: LedgerRecord) -> Self:
-        """Return the sums of one request."""
-        prompt, completion, cached = record.billed_tokens
-        return cls(1, prompt, cached, completion, record.charge)
-
-    def __add__(self, other: "UsageSums") -> "UsageSums":
-        return UsageSums(
-            self.requests + other.requests,
-            self.prompt_tokens + other.prompt_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.charge + other.charge,
-        )
+Sums = UsageSums | CostSums
+_Kind = tuple[str, str]  # key and currency of usage, worker type and currency of costs
 
 
-class UsageRow(NamedTuple):
-    """Sums of one key of a tenant, one model, one day of UTC and one currency."""
+class _Addition(NamedTuple):
+    """What one message of the ledger, by its sequence, adds to the sums on a subject."""
 
-    day: str
-    model: str
-    key: str
-    currency: str
-    sums: UsageSums
+    seq: int
+    subject: str
+    kind: _Kind
+    sums: Sums
 
 
 @dataclass(frozen=True)
 class _DaySums:
-    """Sums of one tenant, day and model by key and currency, up to a sequence of the ledger."""
+    """Sums of one tenant, day and model, or costs of a day and model, by kind.
+
+    They go up to the sequence `through` of the ledger.
+    """
 
     through: int
     revision: int  # sequence of the message that has them; 0 if there is none yet
-    sums: dict[tuple[str, str], UsageSums]
+    sums: dict[_Kind, Sums]
 
     def to_json(self) -> bytes:
         rows = [[*kind, *vars(sums).values()] for kind, sums in self.sums.items()]
@@ -87,17 +72,43 @@ class _DaySums:
     @classmethod
     def from_message(cls, message: StoredMessage) -> Self:
         stored = json.loads(message.data)
-        sums = {(key, currency): UsageSums(*n) for key, currency, *n in stored["rows"]}
+        make = CostSums if subjects.is_cost_rollup(message.subject) else UsageSums
+        sums: dict[_Kind, Sums] = {
+            (name, currency): make(*numbers) for name, currency, *numbers in stored["rows"]
+        }
         return cls(stored["through"], message.seq, sums)
 
 
 def _read_record(message: StoredMessage) -> _Numbered | None:
     """A ledger record with its sequence; None, with a log event, if it cannot be read."""
+    record = _read(LedgerRecord.unpack, message)
+    return None if record is None else (message.seq, record)
+
+
+def _read(unpack: Callable[[bytes], T], message: StoredMessage) -> T | None:
     try:
-        return message.seq, LedgerRecord.unpack(message.data)
+        return unpack(message.data)
     except (ValueError, TypeError) as error:
         log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
         return None
+
+
+def _request_additions(seq: int, record: LedgerRecord) -> Iterator[_Addition]:
+    """What a request adds: usage on the day it was accepted, and a cost on the day it ended."""
+    day = quota_windows.utc_day(record.accepted / 1000)
+    subject = subjects.rollup(record.tenant, day, record.model)
+    yield _Addition(seq, subject, (record.key, record.price_entry.currency), UsageSums.of(record))
+    if record.compute_ns:
+        day = quota_windows.utc_day(record.finished / 1000)
+        subject = subjects.cost_rollup(day, record.model)
+        kind = (record.worker_type, WorkerPrice.unpack(record.worker_price).currency)
+        yield _Addition(seq, subject, kind, CostSums.of_request(record))
+
+
+def _worker_addition(seq: int, time: WorkerTime) -> _Addition:
+    subject = subjects.cost_rollup(quota_windows.utc_day(time.until / 1000), time.model)
+    kind = (time.worker_type, WorkerPrice.unpack(time.worker_price).currency)
+    return _Addition(seq, subject, kind, CostSums.of_worker(time))
 
 
 def _is_late(record: LedgerRecord) -> bool:
@@ -106,6 +117,15 @@ def _is_late(record: LedgerRecord) -> bool:
     The broker recognises an earlier one.
     """
     return record.finished - record.accepted >= _UNIQUE_MS
+
+
+def _plus(known: Sums | None, more: Sums) -> Sums:
+    """The sum of two of the same class."""
+    if isinstance(known, UsageSums) and isinstance(more, UsageSums):
+        return known + more
+    if isinstance(known, CostSums) and isinstance(more, CostSums):
+        return known + more
+    return more
 
 
 class UsageRollups:
@@ -135,13 +155,11 @@ class UsageRollups:
     async def _roll_up(self) -> int:
         while True:
             cursor, revision = await self._read_cursor()
-            page = await self._broker.read_filtered(
-                topology.LEDGER, subjects.ALL_LEDGERS, cursor, ROLLED_RECORDS
-            )
+            page = await self._broker.read_filtered(topology.LEDGER, ">", cursor, ROLLED_RECORDS)
             if not page.messages:
                 return cursor
-            for kind, records in (await self._group(page.messages)).items():
-                await self._add(kind, records)
+            for subject, additions in (await self._group(page.messages)).items():
+                await self._add(subject, additions)
             await self._advance(page.messages[-1].seq, revision)
 
     async def _read_cursor(self) -> tuple[int, int]:
@@ -158,18 +176,33 @@ class UsageRollups:
             if not refusal.is_conflict:
                 raise
 
-    async def _group(self, found: Iterable[StoredMessage]) -> dict[str, list[_Numbered]]:
-        """The records with their sequences, by the subject of the sums that they belong to."""
+    async def _group(self, found: Iterable[StoredMessage]) -> dict[str, list[_Addition]]:
+        """What messages of the ledger add, in their order, by the subject of the sums."""
+        groups = defaultdict[str, list[_Addition]](list)
+        requests = [each for each in found if subjects.is_ledger(each.subject)]
+        for addition in await self._add_requests(requests):
+            groups[addition.subject].append(addition)
+        for message in found:
+            if subjects.is_worker_time(message.subject) and (
+                time := _read(WorkerTime.unpack, message)
+            ):
+                addition = _worker_addition(message.seq, time)
+                groups[addition.subject].append(addition)
+        return {name: sorted(each, key=itemgetter(0)) for name, each in groups.items()}
+
+    async def _add_requests(self, found: Iterable[StoredMessage]) -> list[_Addition]:
+        """What the ledger records of requests add, but for those that had one already."""
         readable = [numbered for message in found if (numbered := _read_record(message))]
         repeated = await self._find_repeated([each for each in readable if _is_late(each[1])])
-        groups = defaultdict[str, list[_Numbered]](list)
         for seq, record in readable:
             if seq in repeated:
                 log.warning("ledger_record_repeated", request_id=record.request_id, seq=seq)
-                continue
-            day = quota_windows.utc_day(record.accepted / 1000)
-            groups[subjects.rollup(record.tenant, day, record.model)].append((seq, record))
-        return groups
+        return [
+            addition
+            for seq, record in readable
+            if seq not in repeated
+            for addition in _request_additions(seq, record)
+        ]
 
     async def _find_repeated(self, late: Sequence[_Numbered]) -> set[int]:
         """Return the sequences of those records whose request has an earlier one in the ledger."""
@@ -201,18 +234,17 @@ class UsageRollups:
                 return first
             query = {"next_by_subj": subject, "seq": page.messages[-1].seq + 1, "batch": _PAGE}
 
-    async def _add(self, subject: str, records: Sequence[_Numbered]) -> None:
-        """Add records to the sums on a subject, those that they do not have yet."""
+    async def _add(self, subject: str, additions: Sequence[_Addition]) -> None:
+        """Add to the sums on a subject what they do not have yet."""
         while True:
             known = await self._read_sums(subject)
             sums = dict(known.sums)
-            fresh = [record for seq, record in records if seq > known.through]
+            fresh = [each for each in additions if each.seq > known.through]
             if not fresh:
                 return
-            for record in fresh:
-                kind = (record.key, record.price_entry.currency)
-                sums[kind] = sums.get(kind, UsageSums()) + UsageSums.of(record)
-            wanted = _DaySums(records[-1][0], known.revision, sums)
+            for each in fresh:
+                sums[each.kind] = _plus(sums.get(each.kind), each.sums)
+            wanted = _DaySums(additions[-1].seq, known.revision, sums)
             headers = {EXPECTED_LAST: str(known.revision)}
             try:
                 await self._broker.store(subject, wanted.to_json(), headers)
@@ -238,39 +270,22 @@ class UsageRollups:
             for message in await self._broker.read_subject(topology.ROLLUPS, pattern):
                 _, _, model = subjects.parse_rollup(message.subject)
                 stored = _DaySums.from_message(message)
-                rows += [UsageRow(day, model, *kind, sums) for kind, sums in stored.sums.items()]
+                for kind, sums in stored.sums.items():
+                    assert isinstance(sums, UsageSums)
+                    rows.append(UsageRow(day, model, *kind, sums))
         return rows
 
+    async def read_costs(self, days: Iterable[str]) -> list[CostRow]:
+        """Return what workers cost on these days of UTC, as far as it has been added up.
 
-def list_days(start: str, end: str) -> list[str]:
-    """Return the days of UTC from `start` to `end`, both included and written as `2026-11-28`.
-
-    Raises ValueError for another form, for an end before the start, and for more than `MAX_DAYS`.
-    """
-    first, last = date.fromisoformat(start), date.fromisoformat(end)
-    count = (last - first).days + 1
-    if not 1 <= count <= MAX_DAYS:
-        raise ValueError(f"from {start} to {end} are {count} days, not 1 to {MAX_DAYS}")
-    return [(first + timedelta(number)).isoformat() for number in range(count)]
-
-
-def recent_days(now: float) -> tuple[str, str]:
-    """Return the first and the last of the 30 days of UTC that end with today."""
-    start = quota_windows.utc_day(now - 29 * topology.DAY_SECONDS)
-    return start, quota_windows.utc_day(now)
-
-
-def add_up(rows: Iterable[UsageRow], by: str) -> list[dict[str, Any]]:
-    """Return the sums of `rows` by `day`, `model` or `key`, and by currency, in order.
-
-    Each result has the name by which it was added, the currency, the fields of `UsageSums`, and the
-    charge as `amount`, in the currency itself and exact: text, since it is above what a JSON number
-    holds in some languages.
-    """
-    sums = defaultdict[tuple[str, str], UsageSums](UsageSums)
-    for row in rows:
-        sums[getattr(row, by), row.currency] += row.sums
-    return [
-        {by: name, "currency": currency, **vars(found), "amount": format_amount(found.charge)}
-        for (name, currency), found in sorted(sums.items(), key=lambda item: item[0])
-    ]
+        Raises `BrokerUnavailable`.
+        """
+        rows: list[CostRow] = []
+        for day in days:
+            pattern = subjects.cost_rollups_of(day)
+            for message in await self._broker.read_subject(topology.ROLLUPS, pattern):
+                _, _, model = subjects.parse_rollup(message.subject)
+                for kind, sums in _DaySums.from_message(message).sums.items():
+                    assert isinstance(sums, CostSums)
+                    rows.append(CostRow(day, model, *kind, sums))
+        return rows

@@ -46,7 +46,7 @@ def read_config(directory: Path, device: torch.device) -> PreTrainedConfig:
     """
     dtype = choose_dtype(directory, device)  # the file may say "auto", which is none
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
+        config: PreTrainedConfig = AutoConfig.from_pretrained(  # a directory  # nosec B615
             directory, dtype=dtype, local_files_only=True
         )
     except Exception as error:  # whatever a type's own checks raise

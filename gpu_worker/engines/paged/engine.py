@@ -88,6 +88,7 @@ class TransformersEngine:
         self._reserved = 0
         self._ready: list[Output] = []
         self._stats = EngineStats()
+        self.step_tokens: dict[str, int] = {}
 
     def warm_up(self) -> None:
         """Run prefill and decode over full and small batches, record CUDA graphs, reset counters.
@@ -227,6 +228,7 @@ class TransformersEngine:
             blocks_to_zero = self._kv_cache.pop_blocks_to_zero()
             self._group.zero_blocks(blocks_to_zero)
             self._runner.attention.zero_blocks(blocks_to_zero)
+        self.step_tokens = {each.state.request_id: each.count for each in slices}
         if slices:
             self._stats.steps += 1
             outputs += self._execute(slices)

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -101,6 +101,7 @@ class UnaryEngine(ABC):
         self._requests: dict[str, _UnaryRequest] = {}
         self._reserved = 0
         self._ready: list[Output] = []
+        self.step_tokens: Counter[str] = Counter()
 
     @staticmethod
     @abstractmethod
@@ -187,7 +188,10 @@ class UnaryEngine(ABC):
         if not self._planned:
             self._plan_micro_batches()
         outputs, self._ready = self._ready, []
+        self.step_tokens = Counter()
         if self._planned:
+            for each in filter(self._is_wanted, self._planned[0]):
+                self.step_tokens[each.request.sequence.request_id] += each.token_count()
             outputs += self._run_micro_batch(self._planned.popleft())
         return outputs
 

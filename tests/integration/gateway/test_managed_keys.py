@@ -1,13 +1,16 @@
 """What a managed key may do at a gateway, and how changes of it reach what is open."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 from websockets.exceptions import InvalidStatus
 
 import gateway.service as gateway_service
@@ -307,29 +310,52 @@ async def test_a_weak_key_that_is_stored_later_is_refused(nats_url: str, tmp_pat
         await eventually(is_refused_as_weak)
 
 
-async def test_the_openai_sdk_tells_scoped_expired_and_rotated_keys_apart(
-    nats_url: str, tmp_path: Path
+async def complete_with_openai(gateway: RunningGateway, key: str) -> str | None:
+    url = f"{gateway.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+        made = await client.completions.create(model="mock", prompt="a", max_tokens=1)
+        return made.choices[0].finish_reason
+
+
+async def complete_with_langchain(gateway: RunningGateway, key: str) -> str | None:
+    async with httpx2.AsyncClient() as connections:
+        chat = ChatOpenAI(
+            base_url=f"{gateway.url}/v1",
+            api_key=SecretStr(key),
+            model="mock",
+            max_completion_tokens=1,
+            max_retries=0,
+            http_async_client=connections,
+        )
+        made = await chat.ainvoke("a")
+        reason: str = made.response_metadata["finish_reason"]
+        return reason
+
+
+@pytest.mark.parametrize("complete", [complete_with_openai, complete_with_langchain])
+async def test_clients_tell_scoped_expired_and_rotated_keys_apart(
+    nats_url: str,
+    tmp_path: Path,
+    complete: Callable[[RunningGateway, str], Awaitable[str | None]],
 ) -> None:
-    """By its own classes of errors; a rotated key works beside its successor."""
+    """By their own classes of errors; a rotated key works beside its successor, and ends."""
     async with managed(nats_url, tmp_path) as (gateway, op):
-
-        async def complete(key: str) -> str:
-            url = f"{gateway.url}/v1"
-            async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
-                made = await client.completions.create(model="mock", prompt="a", max_tokens=1)
-                return made.choices[0].finish_reason
-
         old = await known(gateway, op)
         (record,) = op.keys.all.values()
         text, _ = await op.keys.rotate(record.id, PEPPER, op.now, 3600)
         await eventually(lambda: _is_served(gateway, str(text)))
-        assert [await complete(old), await complete(str(text))] == ["length", "length"]
+        assert await complete(gateway, old) == await complete(gateway, str(text)) == "length"
+        await op.keys.revoke(record.id, op.now)
         scoped, _ = await op.create(scopes=("models:read",))
+        other, _ = await op.create(models=("vectors",))
         expired, _ = await op.create(expires_at=op.now - 1)
         await known(gateway, op)
-        with pytest.raises(openai.PermissionDeniedError) as denied:
-            await complete(scoped)
-        assert denied.value.code == "insufficient_scope"
-        with pytest.raises(openai.AuthenticationError) as refused:
-            await complete(expired)
-        assert refused.value.code == "key_expired"
+        for key, error, code in (
+            (scoped, openai.PermissionDeniedError, "insufficient_scope"),
+            (other, openai.PermissionDeniedError, "model_not_allowed"),
+            (expired, openai.AuthenticationError, "key_expired"),
+            (old, openai.AuthenticationError, "key_revoked"),
+        ):
+            with pytest.raises(error) as refused:
+                await complete(gateway, key)
+            assert refused.value.code == code

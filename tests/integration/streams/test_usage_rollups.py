@@ -11,9 +11,10 @@ from streams import subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
-from streams.records import usage_rollups
+from streams.records import usage_rollups, usage_sums
 from streams.records.token_log import write_ledger_record
-from streams.records.usage_rollups import UsageRollups, UsageSums, add_up, list_days
+from streams.records.usage_rollups import UsageRollups
+from streams.records.usage_sums import UsageSums, add_up, list_days
 from streams.topology import LOG_SECONDS, Scale
 from streams.usage_accounts import Price, PriceEntry
 from tests.support.accounts_server import connect
@@ -171,4 +172,4 @@ def test_days_are_checked(start: str, end: str) -> None:
     with pytest.raises(ValueError, match="days|isoformat"):
         list_days(start, end)
     assert len(list_days("2026-02-27", "2026-03-01")) == 3
-    assert usage_rollups.recent_days(ACCEPTED / 1000) == ("2026-10-04", DAY)
+    assert usage_sums.recent_days(ACCEPTED / 1000) == ("2026-10-04", DAY)

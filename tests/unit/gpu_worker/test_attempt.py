@@ -22,7 +22,7 @@ def an_attempt(envelope: Envelope, priority: Priority = Priority.STANDARD) -> At
     subject = subjects.work(PoolKey("m", "1", priority))
     delivery = Delivery(NOBODY, subject, b"", {}, seq=1, num_delivered=1, reply="")
     broker = Broker("nats://127.0.0.1:4222", "")
-    return Attempt(broker, NOBODY, NOBODY, delivery, envelope, WORKER, NOBODY)
+    return Attempt(broker, NOBODY, NOBODY, delivery, envelope, WORKER, NOBODY, NOBODY)
 
 
 @pytest.mark.parametrize(("promised", "goal"), [(250, 10_250), (None, None)])

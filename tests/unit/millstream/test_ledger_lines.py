@@ -1,12 +1,16 @@
 """A ledger record as others get it: in JSON, as an event, with exact money."""
 
+from dataclasses import replace
+
 import msgpack
 
 from millstream.ledger import cloud_events
 from millstream.ledger.lines import day_of, to_line
 from streams import messages, subjects
 from streams.messages import LedgerRecord, RefusalCounts
-from streams.usage_accounts import Price, PriceEntry, format_amount
+from streams.records.cost_sums import CostSums
+from streams.records.worker_time import WorkerTime
+from streams.usage_accounts import Price, PriceEntry, WorkerPrice, format_amount, format_cost
 
 SUBJECT = subjects.ledger("acme", "mock")
 RECORD = LedgerRecord(
@@ -50,6 +54,29 @@ def test_refusals_are_told_by_name() -> None:
     assert line["type"] == "refusals"
     (count,) = line["counts"]
     assert count == {"code": "overloaded", "version": "1", "priority": "batch", "count": 7}
+
+
+def test_a_worker_tells_what_of_its_time_was_no_requests() -> None:
+    """Whoever reads the lines can add up all of it, in whole nanoseconds."""
+    price = WorkerPrice("USD", 1_200_000).pack()
+    time = WorkerTime("w", "mock", "1", 5, 65_005, 60, 30, 10, 5, "small", price)
+    line = to_line(4, time.subject, time.pack())
+    assert line == {"type": "worker_time", "seq": 4, **vars(time)}
+    assert to_line(4, time.subject, messages.pack({**vars(time), "worker_price": "1.2"}))[
+        "type"
+    ] == ("unreadable")
+
+
+def test_costs_are_exact() -> None:
+    """A price an hour times nanoseconds is a whole number, whatever is added up."""
+    assert CostSums.of_request(replace(RECORD, compute_ns=7)).requests_cost == 0
+    price = WorkerPrice("USD", 3_600_000).pack()
+    request = replace(RECORD, compute_ns=20, worker_price=price)
+    time = WorkerTime("w", "mock", "1", 0, 1, 60, 30, 5, 4, "", price)
+    sums = CostSums.of_request(request) + CostSums.of_worker(time)
+    assert (sums.open, sums.open_cost) == (1, 3_600_000)
+    assert sums.to_json()["amounts"]["requests"] == "0.00000000002"
+    assert format_cost(3_600_000 * 3600 * 10**9) == "3.6"
 
 
 def test_what_cannot_be_read_is_kept() -> None:

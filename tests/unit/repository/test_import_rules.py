@@ -53,7 +53,7 @@ FLOORS = {
         {"dispatcher"},
     ),
     "gpu_worker": (
-        {"gpu_worker/settings.py", "gpu_worker/identity.py"},
+        {"gpu_worker/settings.py", "gpu_worker/identity.py", "gpu_worker/compute_meter.py"},
         {"gpu_worker/engines"},
         {"gpu_worker/engines/paged/batch"},
         {"gpu_worker/engines/paged/attention", "gpu_worker/engines/paged/weights"},
