@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from streams.errors import NotFound
-from streams.records.batch_records import Batch, BatchStatus
+from streams.records.jobs.batch_records import Batch, BatchStatus
 
 _BATCH, _FILE = "batch_", "file-"
 _ID = re.compile(r"[0-9a-f]{24}\Z")

@@ -43,8 +43,8 @@ from streams.errors import (
     Refused,
     Unauthenticated,
 )
-from streams.records.batch_store import BatchStore
 from streams.records.file_store import FileStore
+from streams.records.jobs.batch_store import BatchStore
 from streams.records.usage_rollups import UsageRollups
 
 

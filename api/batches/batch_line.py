@@ -27,7 +27,7 @@ from api.schemas.parsing import parse
 from api.submission.submission_record import Submission
 from registry.models import Model
 from streams.errors import BadRequest, Ended, MillstreamError, UnsupportedValue, http_status
-from streams.records.item_results import ItemResult
+from streams.records.jobs.item_results import ItemResult
 from streams.subjects import Priority
 
 _COMPLETIONS: dict[str, CompletionEndpoint] = {

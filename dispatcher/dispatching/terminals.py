@@ -15,7 +15,7 @@ from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord
 from streams.records import attempt_history
 from streams.records.attempt_history import AttemptHistory
-from streams.records.job_item import JobItem
+from streams.records.jobs.job_item import JobItem
 from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
 

@@ -32,7 +32,7 @@ from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord, Request, TokenUsage
 from streams.records import dead_letters
 from streams.records.attempt_history import AttemptHistory, NoteKind
-from streams.records.job_item import JobItem
+from streams.records.jobs.job_item import JobItem
 from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
 from streams.records.token_log_cache import RecordPage, RecordsQuery
 from streams.subjects import LogAddress, Priority

@@ -23,12 +23,12 @@ from registry.tenant_records import Tenant
 from streams import subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import MillstreamError, Refused
-from streams.records.batch_records import Batch, BatchStatus
-from streams.records.batch_store import BatchStore
 from streams.records.file_records import FileState, StoredFile
 from streams.records.file_store import FileStore
-from streams.records.item_results import ItemResult, make_request_id
-from streams.records.result_store import read_result, unpack_result
+from streams.records.jobs.batch_records import Batch, BatchStatus
+from streams.records.jobs.batch_store import BatchStore
+from streams.records.jobs.item_results import ItemResult, make_request_id
+from streams.records.jobs.result_store import read_result, unpack_result
 from streams.subjects import LogAddress
 
 log = structlog.get_logger()

@@ -13,7 +13,7 @@ from streams.broker.broker_client import StoreRefused
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.errors import BrokerUnavailable, MillstreamError
-from streams.records.batch_records import Batch
+from streams.records.jobs.batch_records import Batch
 
 log = structlog.get_logger()
 

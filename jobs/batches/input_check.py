@@ -8,9 +8,9 @@ from typing import Any
 
 from api.batches.batch_line import InputLine, WrongLine, parse_line
 from api.batches.input_lines import MAX_LINE_BYTES, iterate_lines
-from streams.records.batch_records import MAX_ERRORS
 from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore
+from streams.records.jobs.batch_records import MAX_ERRORS
 
 _BREATH_LINES = 200  # checked before others get a turn of the event loop: some 2 ms
 

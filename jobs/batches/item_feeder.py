@@ -15,9 +15,9 @@ from streams.errors import BadRequest, MillstreamError
 from streams.headers import MESSAGE_ID, ItemRef
 from streams.messages import openai_usage
 from streams.records import request_queue
-from streams.records.batch_records import Batch
-from streams.records.item_results import ItemResult, make_request_id
-from streams.records.result_store import store_result
+from streams.records.jobs.batch_records import Batch
+from streams.records.jobs.item_results import ItemResult, make_request_id
+from streams.records.jobs.result_store import store_result
 
 ROUTE = "jobs"  # of all lines' token logs, which nobody hears
 ENQUEUE_SECONDS = 5.0

@@ -13,9 +13,9 @@ from api.batches.result_lines import render_lines
 from api.file_bodies import UPLOAD_SECONDS
 from registry.store import Registry
 from streams.broker.broker_client import Broker
-from streams.records.batch_records import Batch
 from streams.records.file_records import FilePart, FileState, StoredFile
 from streams.records.file_store import FileStore
+from streams.records.jobs.batch_records import Batch
 
 PURPOSE = "batch_output"
 _UNLIMITED = 2**63  # a batch that was accepted has its files, whatever the tenant's quota

@@ -10,5 +10,7 @@ worker_time      what of a worker's time was no request's
 usage_rollups    the ledger, added up by day
 usage_sums, cost_sums  what is added up
 dead_letters     work that nobody could finish
+file_store       tenants' files: `file_records` in a bucket (by `cas_records`), bytes in chunks
+jobs/            batches, and the results of their lines
 audit_log        what operators have changed, as the lines of `audit_chain`
 """

@@ -22,7 +22,7 @@ from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import read_body_in_time, request_key
 from gateway.entrypoints.files.file_routes import find_ready, json_response
 from streams.errors import BadRequest
-from streams.records.batch_records import Batch, BatchStatus
+from streams.records.jobs.batch_records import Batch, BatchStatus
 
 log = structlog.get_logger()
 

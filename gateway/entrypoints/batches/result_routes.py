@@ -22,8 +22,8 @@ from gateway.entrypoints.endpoint import request_key
 from gateway.entrypoints.files.file_routes import json_response
 from gateway.entrypoints.files.transfers import transfer
 from streams.errors import NotFound
-from streams.records.batch_records import Batch
 from streams.records.file_records import StoredFile
+from streams.records.jobs.batch_records import Batch
 
 _BREATH_LINES = 200  # looked at before others get a turn of the event loop: some 2 ms
 

@@ -13,7 +13,17 @@ HTTP_ONLY = {
     "headers_too_large",
     "request_timeout",
     "unsupported_media_type",
+    # of files, which it does not send
+    "file_lost",
+    "storage_full",
+    "storage_quota_exceeded",
+    "too_many_transfers",
     # of the admin API, which has a client of its own
+    "account_not_found",
+    "accounts_not_told",
+    "audit_full",
+    "no_broker_keys",
+    "tenant_not_publishing",
     "admin_key_exists",
     "key_ended",
     "key_not_found",

@@ -6,7 +6,7 @@ from streams import subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST, MAX_HEADER_BYTES, ItemRef
-from streams.records.item_results import ItemResult
+from streams.records.jobs.item_results import ItemResult
 
 STORE_SECONDS = 30.0
 _PARTS = "Parts"  # how many messages hold a result; the one that counts is the last

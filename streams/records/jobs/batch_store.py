@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from streams import subjects, topology
 from streams.broker.broker_client import Broker
-from streams.records.batch_records import Batch
 from streams.records.cas_records import CasRecords
+from streams.records.jobs.batch_records import Batch
 
 
 class BatchStore:

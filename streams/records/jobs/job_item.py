@@ -6,8 +6,8 @@ from typing import Any
 from streams import messages
 from streams.broker.broker_client import Broker
 from streams.headers import Envelope, ItemRef
-from streams.records.item_results import ItemResult, build_result
-from streams.records.result_store import read_result, store_result
+from streams.records.jobs.item_results import ItemResult, build_result
+from streams.records.jobs.result_store import read_result, store_result
 
 
 class JobItem:
