@@ -14,6 +14,7 @@ import structlog
 
 from tests.adversary import report
 from tests.adversary.promises import Adversary
+from tests.adversary.report import Row
 from tests.adversary.run import run_all
 
 
@@ -24,12 +25,18 @@ def main() -> int:
         log = words.log.open("w") if words.log else (Path(home) / "services.log").open("w")
         with log:
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(log))
-            run = asyncio.run(run_all(Path(home) / "cell", words.nodes, words.adversary or Adversary))
+            chosen = words.adversary or Adversary
+            run = asyncio.run(run_all(Path(home) / "cell", words.nodes, chosen, _tell))
     if words.json:
         print(report.as_json(run.rows, run.victims.ended))
     else:
         report.show(run.rows, run.victims.ended)
     return int(report.has_failed(run.rows))
+
+
+def _tell(row: Row) -> None:
+    """Show on stderr how far the run is."""
+    print(f"{row.adversary}: {row.attack}: {row.tries} tries", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

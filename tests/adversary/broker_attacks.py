@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
 
@@ -39,6 +39,8 @@ class Attacker:
     received: Received
     tries: int = 0
     refused: int = 0
+    reached: dict[str, int] = field(default_factory=dict)  # by its job, beside what is read
+    effects: list[str] = field(default_factory=list)  # what others were made to believe
 
     async def open(self) -> None:
         """Hear everything that is sent to the attacker itself."""
@@ -170,8 +172,8 @@ async def pull_others_work(attacker: Attacker) -> None:
             wanted.append(Call(f"$JS.API.CONSUMER.CREATE.{name}", made))
             both = {"stream_name": topology.WORK, "config": several}
             wanted.append(Call(f"$JS.API.CONSUMER.CREATE.{name}", both))
-    wanted.append(Call(f"$JS.API.CONSUMER.MSG.NEXT.WORK.{own}", body))
-    await attacker.make(wanted)
+    wanted = [each for each in wanted if not attacker.is_own(each)]
+    await attacker.make([*wanted, Call(f"$JS.API.CONSUMER.MSG.NEXT.WORK.{own}", body)])
 
 
 async def spoof_headers(attacker: Attacker) -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from streams.accounts.access import UserClass
@@ -12,6 +13,7 @@ from streams.accounts.credentials_file import UserCredentials, read_credentials
 from streams.accounts.minting import NewUser
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import BrokerAccount
+from tests.adversary import connection_attacks, gateway_attacks
 from tests.adversary.broker_attacks import ATTACKS, Attack, Attacker, answer_elsewhere
 from tests.adversary.canaries import Received
 from tests.adversary.cell import (
@@ -28,8 +30,28 @@ from tests.adversary.report import Row
 from tests.adversary.store_audit import StoreAudit, StreamFacts, store_audit
 from tests.adversary.targets import Names
 from tests.adversary.victims import Victims, running_victims
+from tests.adversary.worker_attacks import WorkerAttacks
 
-Act = Callable[[Received], Awaitable[tuple[int, int]]]  # returns tries and refusals
+HttpAttack = Callable[[RunningCell, list[Names], Received], Awaitable[tuple[int, int]]]
+
+_NETWORK: dict[tuple[Adversary, str], HttpAttack] = {
+    (Adversary.TENANT_KEY, "ask over HTTP"): gateway_attacks.use_key,
+    (Adversary.TENANT_KEY, "resume and cancel"): gateway_attacks.use_websocket,
+    (Adversary.PAGE, "cross origins, rebind names"): gateway_attacks.visit_page,
+}
+
+
+@dataclass
+class Outcome:
+    """What an attack counts itself: tries, refusals, effects on others, what it reached by job."""
+
+    tries: int
+    refused: int
+    effects: list[str] = field(default_factory=list)
+    reached: dict[str, int] = field(default_factory=dict)
+
+
+Act = Callable[[Received], Awaitable[Outcome]]
 
 
 @dataclass
@@ -39,6 +61,7 @@ class Run:
     cell: RunningCell
     victims: Victims
     audit: StoreAudit
+    on_row: Callable[[Row], None]
     rows: list[Row] = field(default_factory=list)
     _before: Mapping[str, StreamFacts] = field(default_factory=dict)
 
@@ -48,7 +71,7 @@ class Run:
             self._before = await self.audit.snapshot()
         promise, received = PROMISES[adversary], Received(self.victims.canaries)
         wrong = len(self.victims.wrong)
-        tries, refused = await act(received)
+        outcome = await act(received)
         await self.victims.settle()
         changes, self._before = await self.audit.changes(self._before, promise)
         found = received.search()
@@ -56,14 +79,15 @@ class Run:
         row = Row(
             str(adversary),
             attack,
-            tries,
-            refused,
+            outcome.tries,
+            outcome.refused,
             {kind: size for kind, size in found.items() if kind not in promise.reads},
-            changes.holes,
+            outcome.effects + changes.holes,
             self.victims.wrong[wrong:],
-            by_job | changes.by_job,
+            by_job | changes.by_job | outcome.reached,
         )
         self.rows.append(row)
+        self.on_row(row)
 
     async def attack_broker(self, adversary: Adversary, attacks: Mapping[str, Attack]) -> None:
         """All attacks over one connection with the class's credentials."""
@@ -79,6 +103,20 @@ class Run:
             await attacker.open()
             for name, attack in attacks.items():
                 await self.measure(adversary, name, _over_broker(attacker, attack))
+
+    async def attack_doors(self, adversary: Adversary) -> None:
+        """The attacks of those who come by HTTP, or without credentials."""
+        for (who, name), attack in _NETWORK.items():
+            if who is adversary:
+                await self.measure(adversary, name, partial(self._over_http, attack))
+        if adversary is Adversary.NOBODY:
+            await self.measure(adversary, "connect", self._connect)
+
+    async def _over_http(self, attack: HttpAttack, received: Received) -> Outcome:
+        return Outcome(*await attack(self.cell, self.names(), received))
+
+    async def _connect(self, received: Received) -> Outcome:
+        return Outcome(*await connection_attacks.connect(self.cell, received))
 
     def names(self) -> list[Names]:
         """Names in requests that run, one of each kind."""
@@ -108,10 +146,11 @@ class Run:
 
 
 def _over_broker(attacker: Attacker, attack: Attack) -> Act:
-    async def act(received: Received) -> tuple[int, int]:
+    async def act(received: Received) -> Outcome:
         attacker.received, attacker.tries, attacker.refused = received, 0, 0
+        attacker.effects, attacker.reached = [], {}
         await attack(attacker)
-        return attacker.tries, attacker.refused
+        return Outcome(attacker.tries, attacker.refused, attacker.effects, attacker.reached)
 
     return act
 
@@ -137,22 +176,31 @@ OVER_BROKER = (
 
 
 @asynccontextmanager
-async def started_run(home: Path, nodes: int) -> AsyncIterator[Run]:
+async def started_run(
+    home: Path, nodes: int, on_row: Callable[[Row], None] = lambda row: None
+) -> AsyncIterator[Run]:
     """A run whose victims ask until the block ends."""
     async with (
         running_cell(home, nodes) as cell,
         running_victims(cell) as victims,
         store_audit(cell) as audit,
     ):
-        yield Run(cell, victims, audit)
+        yield Run(cell, victims, audit, on_row)
 
 
-async def run_all(home: Path, nodes: int, chosen: Collection[Adversary]) -> Run:
+async def run_all(
+    home: Path, nodes: int, chosen: Collection[Adversary], on_row: Callable[[Row], None]
+) -> Run:
     """Every attack of the chosen classes; the control, which does harm, comes last."""
-    async with started_run(home, nodes) as run:
+    async with started_run(home, nodes, on_row) as run:
+        for adversary in (Adversary.NOBODY, Adversary.TENANT_KEY, Adversary.PAGE):
+            if adversary in chosen:
+                await run.attack_doors(adversary)
         for adversary in OVER_BROKER:
             if adversary in chosen:
                 await run.attack_broker(adversary, ATTACKS)
+        if Adversary.WORKER in chosen:
+            await run.attack_broker(Adversary.WORKER, WorkerAttacks(run.cell).attacks)
         if Adversary.STORE_USER in chosen:
             control = {"have answers sent elsewhere": answer_elsewhere}
             await run.attack_broker(Adversary.STORE_USER, control)

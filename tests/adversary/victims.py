@@ -27,7 +27,7 @@ PROMPTS = {
     (NORTHWIND, SECOND): "tamarind-b80c3f",
     (TAILSPIN, MODEL): "cardamom-27fa9d",
 }
-STUCK_SECONDS = 40.0
+STUCK_SECONDS = 20.0
 SHORT, LONG = 12, 300  # tokens; a long one is there for a second to be aimed at
 
 

@@ -262,9 +262,8 @@ class RunningGateway:
         headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
         if self.tls:
             options["ssl"] = self.tls
-        async with connect(
-            url, subprotocols=names, additional_headers=headers, **{"close_timeout": 0.5, **options}
-        ) as connection:
+        told = {"close_timeout": 0.5, "subprotocols": names, **options}
+        async with connect(url, additional_headers=headers, **told) as connection:
             yield GatewaySocket(connection)
 
     async def is_ready(self) -> bool:
