@@ -39,6 +39,7 @@ from streams.broker.pull_loop import Delivery, PullLoop
 from streams.coordination.signal_handler import SignalHandler
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
+from streams.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.messages import Heartbeat, LedgerRecord, Pressure
 
 log = structlog.get_logger()
@@ -172,7 +173,11 @@ class ModelDispatcher:
         self._dispatch_loop.wake()
 
     async def _on_beat(self, msg: Msg) -> None:
-        beat = Heartbeat.unpack(msg.data)
+        try:
+            beat = parse_heartbeat(msg.subject, msg.headers or {}, msg.data)
+        except InvalidHeartbeat as error:
+            log.warning("heartbeat_ignored", subject=msg.subject, reason=str(error))
+            return
         if beat.drained and not (beat.running or beat.waiting):
             self._remove_drained_worker(beat)
         else:

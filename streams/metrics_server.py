@@ -21,6 +21,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from streams.base_settings import ServiceSettings
 from streams.errors import MillstreamError
+from streams.host_header import is_loopback_host, names_this_machine, refusal
 
 log = structlog.get_logger()
 
@@ -45,13 +46,14 @@ def serve_metrics(
 
     `/readyz` calls `checks` on the running event loop and answers 200 if all of them return True,
     else 503; the body has each one's answer. `/healthz` answers 503 only if the event loop does
-    not turn. `on_scrape` is called before each scrape, in another thread. Raises
-    `MetricsAddressUnusable`.
+    not turn. On loopback, `/metrics` is for who asks by an address or as `localhost`. `on_scrape`
+    is called before each scrape, in another thread. Raises `MetricsAddressUnusable`.
     """
     if not settings.metrics_port:
         yield
         return
-    application = _Application(asyncio.get_running_loop(), checks, on_scrape)
+    is_local = is_loopback_host(settings.metrics_host)
+    application = _Application(asyncio.get_running_loop(), checks, on_scrape, is_local)
     server = _bind(settings.metrics_host, settings.metrics_port, application)
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="metrics", daemon=True)
     thread.start()
@@ -91,12 +93,17 @@ class _Application:
         loop: asyncio.AbstractEventLoop,
         checks: Checks,
         on_scrape: Callable[[], None] | None,
+        is_local: bool,
     ) -> None:
         self._loop, self._checks, self._on_scrape = loop, checks, on_scrape
+        self._is_local = is_local
         self._metrics = make_wsgi_app()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST")
         match environ["PATH_INFO"]:
+            case "/metrics" if self._is_local and not names_this_machine(host):
+                return _send(start_response, HTTPStatus.FORBIDDEN, {"error": refusal(host)})
             case "/metrics":
                 if self._on_scrape:
                     self._on_scrape()

@@ -26,7 +26,7 @@ def main() -> int:
         with log:
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(log))
             chosen = words.adversary or Adversary
-            run = asyncio.run(run_all(Path(home) / "cell", words.nodes, chosen, _tell))
+            run = asyncio.run(run_all(Path(home), words.nodes, chosen, _tell))
     if words.json:
         print(report.as_json(run.rows, run.victims.ended))
     else:

@@ -25,7 +25,14 @@ _DESTRUCTIVE = (
     "WORK.API.STREAM.DELETE.DEAD",
 )
 # Calls that change nothing: they are made also by those whose job they are
-_READING = ("DIRECT.GET", "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.INFO", "CONSUMER.NAMES", "INFO")
+_READING = (
+    "DIRECT.GET",
+    "STREAM.INFO",
+    "STREAM.MSG.GET",
+    "CONSUMER.INFO",
+    "CONSUMER.NAMES",
+    "INFO",
+)
 
 
 @dataclass
@@ -142,7 +149,10 @@ async def deliver_elsewhere(attacker: Attacker) -> None:
     """Consumers that would deliver to others' subjects, or to the attacker's own."""
     places = [f"{attacker.inbox}.stolen", *_DESTRUCTIVE, "$KV.tenants.victim", "infer.drain.w1"]
     names = attacker.victims()[0]
-    places += [f"infer.reply.{NORTHWIND}.gw-g1.{names.request}", f"infer.heard.drain.{names.worker}"]
+    places += [
+        f"infer.reply.{NORTHWIND}.gw-g1.{names.request}",
+        f"infer.heard.drain.{names.worker}",
+    ]
     filters = {
         topology.WORK: subjects.work(PoolKey(MODEL, "1", Priority.STANDARD)),
         topology.REQUESTS: subjects.requests_of(MODEL),
@@ -156,19 +166,29 @@ async def deliver_elsewhere(attacker: Attacker) -> None:
 
 
 async def pull_others_work(attacker: Attacker) -> None:
-    """The consumers of another model's pool, of other workers, and wider filters under own names."""
+    """Consumers of another model's pool and of other workers, and wider filters for its own."""
     wanted, body = [], {"batch": 100, "expires": 500_000_000}
     for priority in Priority:
         consumers = [f"pool_{MODEL}_1_{priority}", f"worker_{MODEL}_1_w1", "gateways"]
-        for consumer in consumers:
-            for stream in (topology.WORK, topology.REQUESTS, f"INGRESS_{TAILSPIN}"):
-                wanted.append(Call(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", body))
+        wanted += [
+            Call(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", body)
+            for consumer in consumers
+            for stream in (topology.WORK, topology.REQUESTS, f"INGRESS_{TAILSPIN}")
+        ]
     own = f"worker_{SECOND}_1_{attacker.promise.pins.id}"
     for wide in ("infer.work.>", f"infer.work.{MODEL}.1.>", f"infer.work.{MODEL}.1.standard.any"):
-        config = {"name": own, "durable_name": own, "ack_policy": "explicit", "filter_subject": wide}
+        config = {
+            "name": own,
+            "durable_name": own,
+            "ack_policy": "explicit",
+            "filter_subject": wide,
+        }
         made = {"stream_name": topology.WORK, "config": config}
         several = {**config, "filter_subject": "", "filter_subjects": [wide]}
-        for name in (f"WORK.{own}.infer.work.{SECOND}.1.*.{attacker.promise.pins.id}", f"WORK.{own}.{wide}"):
+        for name in (
+            f"WORK.{own}.infer.work.{SECOND}.1.*.{attacker.promise.pins.id}",
+            f"WORK.{own}.{wide}",
+        ):
             wanted.append(Call(f"$JS.API.CONSUMER.CREATE.{name}", made))
             both = {"stream_name": topology.WORK, "config": several}
             wanted.append(Call(f"$JS.API.CONSUMER.CREATE.{name}", both))
@@ -197,4 +217,3 @@ ATTACKS: dict[str, Attack] = {
     "pull others' work": pull_others_work,
     "spoof headers": spoof_headers,
 }
-

@@ -73,7 +73,6 @@ class RunningCell:
 @asynccontextmanager
 async def running_cell(home: Path, nodes: int) -> AsyncIterator[RunningCell]:
     """A cell on one server or on three that serves both models; its store is under `home`."""
-    home.mkdir(exist_ok=True)
     broker = AccountsCell(home, nodes)
     try:
         broker.start()
@@ -149,7 +148,7 @@ async def _start_services(stack: AsyncExitStack, cell: RunningCell) -> None:
 async def _serves(gateway: RunningGateway, model: str) -> bool:
     try:
         answer = await gateway.complete(key=KEYS[NORTHWIND], model=model, max_tokens=1)
-    except OSError:
+    except (OSError, EOFError):
         return False
     return answer.status == 200
 

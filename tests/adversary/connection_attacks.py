@@ -1,4 +1,4 @@
-"""Attacks without credentials of the cell: no user, users that are made up, and the nodes' routes."""
+"""Attacks without credentials of the cell: no user, made-up users, and the nodes' routes."""
 
 import asyncio
 import base64
@@ -100,6 +100,11 @@ async def _say(url: str, told: dict[str, object]) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     hello = json.dumps({"verbose": False, "headers": True, "lang": "c", **told})
     writer.write(f"CONNECT {hello}\r\nSUB > 1\r\nPUB infer.gone 0\r\n\r\nPING\r\n".encode())
+    return await _rest(reader, writer)
+
+
+async def _rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """What comes until a server closes, or for some seconds."""
     said = b""
     try:
         async with asyncio.timeout(_READ_SECONDS):
@@ -109,3 +114,35 @@ async def _say(url: str, told: dict[str, object]) -> bytes:
         pass
     writer.close()
     return said
+
+
+async def join_cluster(cell: RunningCell, received: Received) -> tuple[int, int, list[str]]:
+    """Pose as one more server: it would hear every message of all accounts, and write any."""
+    holes = list[str]()
+    accounts = cell.broker.directory.read().accounts
+    stores = [accounts[each].public for each in (BrokerAccount.CONTROL, BrokerAccount.WORK)]
+    passwords = (None, "", MARK)
+    for port in cell.broker.cluster_ports:
+        for password in passwords:
+            said = await _pose_as_server(port, password, stores)
+            received.add(said)
+            if b"RS+" in said or b"RMSG" in said:
+                holes.append(f"a server with the password {password!r} was let in")
+    tries = len(cell.broker.cluster_ports) * len(passwords)
+    return tries, tries - len(holes), holes
+
+
+async def _pose_as_server(port: int, password: str | None, accounts: list[str]) -> bytes:
+    """What a node says to a server that wants everything of these accounts."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    told = json.loads((await reader.readline()).removeprefix(b"INFO "))
+    name = f"N{MARK.upper()}"
+    info = {**told, "server_id": name, "server_name": MARK, "port": 1, "route_pool_size": 0}
+    hello: dict[str, object] = {"name": name, "cluster": told["cluster"], "headers": True}
+    if password is not None:
+        hello |= {"user": "node", "pass": password}
+    wanted = "".join(f"RS+ {account} >\r\n" for account in accounts)
+    forged = f"RMSG {accounts[0]} $KV.tenants.{MARK} 6\r\nforged\r\n"
+    text = f"CONNECT {json.dumps(hello)}\r\nINFO {json.dumps(info)}\r\nPING\r\n{wanted}{forged}"
+    writer.write(text.encode())
+    return await _rest(reader, writer)

@@ -1,11 +1,12 @@
 """Attacks at the gateway and the admin port: with a tenant's API key, and by a web page."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.typing import Subprotocol
 
 from admin.operation_table import OPERATIONS
@@ -51,12 +52,17 @@ class HttpAttacker:
     ) -> HttpResponse:
         """An answer, all of which counts as read."""
         answer = await self.ask_blindly(server, method, path, body, **options)
-        self.read(answer)
+        self.read(answer, path)
         return answer
 
-    def read(self, answer: HttpResponse) -> None:
+    def read(self, answer: HttpResponse, path: str) -> None:
+        """Count an answer as read, but for the path, which an error repeats."""
         head = "\n".join(f"{k}: {v}" for k, v in answer.headers.items())
-        self._received.add(head.encode(), answer.body)
+        words = sorted(re.split(r"[/?=&]", path), key=len, reverse=True)
+        said = answer.body
+        for word in filter(None, words):
+            said = said.replace(word.encode(), b"")
+        self._received.add(head.encode(), said)
 
     async def ask_blindly(
         self, server: RunningGateway, method: str, path: str, body: object = None, **options: Any
@@ -135,7 +141,7 @@ async def _use_key_at_admin_port(cell: RunningCell, attacker: HttpAttacker) -> N
 async def use_websocket(
     cell: RunningCell, names: list[Names], received: Received
 ) -> tuple[int, int]:
-    """A tenant's key on a WebSocket: resume and cancel others' requests, and ids that are guessed."""
+    """A tenant's key on a WebSocket: others' requests resumed and cancelled, and guessed ids."""
     attacker = HttpAttacker(received)
     ids = [each.request for each in names]
     guessed = [f"{int(each, 16) + step:032x}" for each in ids for step in (-1, 1)]
@@ -191,7 +197,7 @@ async def _send_across(
         told = {"Host": host, "Origin": origin, "Sec-Fetch-Site": "cross-site", **headers}
         answer = await attacker.ask_blindly(server, method, path, body, key=None, headers=told)
         if answer.headers.get("access-control-allow-origin") in ("*", origin):
-            attacker.read(answer)
+            attacker.read(answer, path)
 
 
 async def _open_websocket(attacker: HttpAttacker, server: RunningGateway) -> None:
@@ -206,7 +212,7 @@ async def _open_websocket(attacker: HttpAttacker, server: RunningGateway) -> Non
                 subprotocols=[Subprotocol(each) for each in protocols] or None,
             ) as socket:
                 attacker.note(await socket.receive(2))
-        except (InvalidStatus, ConnectionClosed, OSError, EOFError):
+        except (InvalidHandshake, ConnectionClosed, OSError, EOFError, ValueError):
             attacker.refused += 1
 
 
@@ -219,6 +225,7 @@ async def _speak_nats(cell: RunningCell, attacker: HttpAttacker) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"POST / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        said = await asyncio.wait_for(reader.read(), _SECONDS)  # until the server closes
+        async with asyncio.timeout(_SECONDS):
+            said = await reader.read()  # until the server closes
         attacker.refused += b"-ERR" in said
         writer.close()

@@ -82,7 +82,11 @@ def _own_consumers(pins: Pins) -> Iterable[str]:
 
 
 _TENANT = Promise(
-    writes=(f"infer.submit.{MALLORY}.*.*", f"infer.cancel.{MALLORY}.*", f"infer.records.{MALLORY}.*.*"),
+    writes=(
+        f"infer.submit.{MALLORY}.*.*",
+        f"infer.cancel.{MALLORY}.*",
+        f"infer.records.{MALLORY}.*.*",
+    ),
     causes=(
         f"infer.heard.cancel.{MALLORY}.*",
         f"infer.token.*.{MALLORY}.*.*",
@@ -120,7 +124,9 @@ _WORKER = Promise(
 def _by_table(user_class: UserClass, pins: Pins, *reads: str) -> Promise:
     rights = [r for r in access.rights_of(user_class) if r.action == "publish"]
     writes = tuple(dict.fromkeys(s for r in rights for s in r.permitted(pins)))
-    return Promise(frozenset(reads), writes, _COPIES, access.ACCOUNT_OF[user_class], pins, user_class)
+    return Promise(
+        frozenset(reads), writes, _COPIES, access.ACCOUNT_OF[user_class], pins, user_class
+    )
 
 
 _COPIES = ("infer.reply.*.>", "infer.heard.>", "infer.billed.>", "infer.changed.idempotency.>")

@@ -60,7 +60,9 @@ def holes(rows: Sequence[Row], limit: int = 5) -> list[str]:
     """A sentence for each row with an effect, with the first few of them."""
     return [
         f"{row.adversary}, {row.attack}: "
-        + "; ".join([*(f"read {k}: {v} B" for k, v in row.read.items()), *row.changed, *row.moved][:limit])
+        + "; ".join(
+            [*(f"read {k}: {v} B" for k, v in row.read.items()), *row.changed, *row.moved][:limit]
+        )
         for row in rows
         if row.is_hole
     ]

@@ -111,12 +111,17 @@ class Run:
                 await self.measure(adversary, name, partial(self._over_http, attack))
         if adversary is Adversary.NOBODY:
             await self.measure(adversary, "connect", self._connect)
+            if len(self.cell.broker.nodes) > 1:
+                await self.measure(adversary, "join the cluster", self._join_cluster)
 
     async def _over_http(self, attack: HttpAttack, received: Received) -> Outcome:
         return Outcome(*await attack(self.cell, self.names(), received))
 
     async def _connect(self, received: Received) -> Outcome:
         return Outcome(*await connection_attacks.connect(self.cell, received))
+
+    async def _join_cluster(self, received: Received) -> Outcome:
+        return Outcome(*await connection_attacks.join_cluster(self.cell, received))
 
     def names(self) -> list[Names]:
         """Names in requests that run, one of each kind."""
@@ -140,7 +145,8 @@ class Run:
         if adversary is Adversary.STORE_USER:
             return _user_in_store(self.cell)
         promise = PROMISES[adversary]
-        assert promise.user_class and promise.pins.id
+        assert promise.user_class
+        assert promise.pins.id
         file = self.cell.creds(promise.user_class, promise.pins.id, promise.pins)
         return read_credentials(file, time.time())
 

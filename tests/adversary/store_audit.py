@@ -27,7 +27,9 @@ DECIDED = ("KV_registry", "KV_tenants", "KV_keys", "KV_prices")  # nobody change
 _KEPT = (topology.LEDGER, topology.DEAD, topology.REPLAYS, topology.ATTEMPTS, "TOKENS_0")
 _NOT_READABLE = (topology.SIGNALS, topology.REQUESTS, topology.WORK)  # what arrives is witnessed
 _ANSWER = re.compile(rb'\s*\{"(?:type":"io\.nats\.|stream":"|error":)|-NAK\Z')
-_LEADERS = "dispatcher_"  # each leader makes its own; a stall of this machine makes another one lead
+_LEADERS = (
+    "dispatcher_"  # each leader makes its own; a stall of this machine makes another one lead
+)
 _COMMON = ("_R_.", "_INBOX.", "$JS.EVENT.", "$JS.API.", "$JS.ACK.")
 
 
@@ -158,8 +160,7 @@ def _compare(before: Mapping[str, StreamFacts], after: Mapping[str, StreamFacts]
         holes += [
             f"the consumer {each} of {name} changed"
             for each in was.consumers.keys() | now.consumers.keys()
-            if was.consumers.get(each) != now.consumers.get(each)
-            and not each.startswith(_LEADERS)
+            if was.consumers.get(each) != now.consumers.get(each) and not each.startswith(_LEADERS)
         ]
     return holes
 
@@ -198,4 +199,3 @@ async def store_audit(cell: RunningCell) -> AsyncIterator[StoreAudit]:
         for account, client in clients.items():
             await audit.witness(account, client, (">",) if account in STORES else made_up)
         yield audit
-

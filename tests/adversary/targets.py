@@ -247,7 +247,10 @@ def spoofing_headers(request: str, target: str) -> list[dict[str, str]]:
         {"Nats-Expected-Stream": "REQUESTS"},
         {"Nats-Expected-Last-Sequence": "0"},
         {"Nats-Expected-Last-Subject-Sequence": "0"},
-        {"Nats-Expected-Last-Subject-Sequence": "0", "Nats-Expected-Last-Subject-Sequence-Subject": ">"},
+        {
+            "Nats-Expected-Last-Subject-Sequence": "0",
+            "Nats-Expected-Last-Subject-Sequence-Subject": ">",
+        },
         {"KV-Operation": "PURGE"},
         {"KV-Operation": "DEL", "Nats-Rollup": "sub"},
         {"Nats-Marker-Reason": "MaxAge"},

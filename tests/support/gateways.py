@@ -215,7 +215,7 @@ class RunningGateway:
     ) -> HttpExchange:
         """Send a request; `body` is sent as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else b"" if body is None else _dumps(body)
-        lines = {"Host": "test", **(headers or {})}
+        lines = {"Host": "localhost", **(headers or {})}
         if "Transfer-Encoding" not in lines:
             lines.setdefault("Content-Length", str(len(data)))
         if key is not None:

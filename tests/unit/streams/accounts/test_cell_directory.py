@@ -1,5 +1,6 @@
 """A cell's keys are made once; everything else is made anew from them."""
 
+import json
 import shutil
 import stat
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_a_directory_of_something_else_is_told(tmp_path: Path) -> None:
         CellDirectory.create(tmp_path / "cell.json", shards=1)
 
 
-def test_configurations_have_no_secret_and_no_monitoring_port(cell: CellDirectory) -> None:
+def test_configurations_have_no_seed_and_no_monitoring_port(cell: CellDirectory) -> None:
     """A monitoring port answers any web page that the operator visits."""
     block = cell.accounts_block()
     texts = [
@@ -140,4 +141,16 @@ def test_configurations_have_no_secret_and_no_monitoring_port(cell: CellDirector
         assert 'interval: "2s"' in text
         assert not [seed for seed in seeds(cell).values() if seed in text]
     assert ["cluster {" in text for text in texts] == [False, False, True]
-    assert 'routes: ["nats://n2:6222", "nats://n3:6222"]' in texts[2]
+
+
+def test_servers_of_a_cluster_ask_each_other_for_a_password(cell: CellDirectory) -> None:
+    """Whoever joins them hears every message; one server alone has no such port."""
+    password = (cell.path / "keys/routes").read_text()
+    text = node_configuration(cell.accounts_block(), "n1", ["n1", "n2", "n3"])
+    routes = [f"nats://node:{password}@{node}:6222" for node in ("n2", "n3")]
+    assert f"  routes: {json.dumps(routes)}" in text
+    assert f'  authorization {{ user: node, password: "{password}" }}' in text
+    assert password not in node_configuration(cell.accounts_block(), "n1", ["n1"])
+    assert password not in repr(cell.accounts_block())
+    CellDirectory.create(cell.path, shards=1)
+    assert (cell.path / "keys/routes").read_text() == password
