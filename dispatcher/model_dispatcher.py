@@ -36,10 +36,10 @@ from streams import messages, signals, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, MessageHandler, StoreRefused
 from streams.broker.pull_loop import Delivery, PullLoop
+from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.coordination.signal_handler import SignalHandler
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
-from streams.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.messages import Heartbeat, LedgerRecord, Pressure
 
 log = structlog.get_logger()

@@ -1,12 +1,12 @@
 """Settings of `millstream gateway`."""
 
+from ipaddress import ip_address
 from pathlib import Path
 
 from pydantic import Field
 
 from api.authentication.oidc_settings import OidcSettings
 from streams.base_settings import Port, ServiceSettings, Slug, TlsSettings
-from streams.host_header import is_loopback_host
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
 
@@ -52,4 +52,11 @@ class GatewaySettings(ServiceSettings, TlsSettings):
     @property
     def is_on_loopback(self) -> bool:
         """True if only this machine can reach the gateway."""
-        return is_loopback_host(self.host)
+        return _is_loopback(self.host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

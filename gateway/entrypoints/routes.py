@@ -37,7 +37,7 @@ from streams.errors import (
     ModelNotAllowed,
     NotFound,
 )
-from streams.host_header import names_this_machine, refusal
+from streams.metrics_server import host_refusal, names_this_machine
 
 log = structlog.get_logger()
 
@@ -213,7 +213,7 @@ def _may_see_metrics(context: GatewayContext, request: Request) -> bool:
 async def _metrics(context: GatewayContext, request: Request) -> Response:
     if not _may_see_metrics(context, request):
         raise Forbidden(
-            f"{refusal(request.headers.get('host'))}, or start it with --public-metrics"
+            f"{host_refusal(request.headers.get('host'))}, or start it with --public-metrics"
         )
     context.refresh_metrics()
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

@@ -13,8 +13,8 @@ from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.peer_capacity import PeerCapacity
 from streams import subjects
 from streams.broker.broker_client import Broker, BrokerSubscription
+from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.errors import BrokerUnavailable
-from streams.heartbeats import InvalidHeartbeat, parse_heartbeat
 
 log = structlog.get_logger()
 

@@ -22,7 +22,7 @@ def main() -> int:
     """0 if nobody but the control reached what is not its own."""
     words = _parser().parse_args()
     with tempfile.TemporaryDirectory(prefix="adversary-") as home:
-        log = words.log.open("w") if words.log else (Path(home) / "services.log").open("w")
+        log = (words.log or Path(home) / "services.log").open("w", buffering=1)
         with log:
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(log))
             chosen = words.adversary or Adversary

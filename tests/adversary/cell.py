@@ -40,6 +40,7 @@ KEYS = {
 }
 MODEL, SECOND = "mock", "second"  # the first one's worker is w1, the second one's is w2
 STOLEN = "w3"  # a user of a worker of the second model, whose credentials are stolen
+START_SECONDS = 240.0  # three servers elect leaders of twenty streams
 MOCK_SPEED = {"ttft_ms": 5, "itl_ms": 3}
 
 
@@ -102,7 +103,7 @@ async def _start_admin(stack: AsyncExitStack, cell: RunningCell, replicas: int) 
     await stack.enter_async_context(running(admin.service, settings))
     client = HttpAdminClient(f"http://127.0.0.1:{cell.admin_port}", ADMIN_KEY)
     for model in (MODEL, SECOND):
-        await eventually(lambda model=model: _registers(client, model))  # type: ignore[misc]
+        await eventually(lambda model=model: _registers(client, model), START_SECONDS)  # type: ignore[misc]
 
 
 async def _registers(client: HttpAdminClient, model: str) -> bool:
@@ -142,7 +143,7 @@ async def _start_services(stack: AsyncExitStack, cell: RunningCell) -> None:
         await stack.enter_async_context(running(gpu_worker.service, serving))
     for each in cell.gateways:
         for model in (MODEL, SECOND):
-            await eventually(lambda each=each, model=model: _serves(each, model))  # type: ignore[misc]
+            await eventually(lambda each=each, model=model: _serves(each, model), START_SECONDS)  # type: ignore[misc]
 
 
 async def _serves(gateway: RunningGateway, model: str) -> bool:

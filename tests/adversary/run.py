@@ -195,16 +195,20 @@ async def started_run(
 
 
 async def run_all(
-    home: Path, nodes: int, chosen: Collection[Adversary], on_row: Callable[[Row], None]
+    home: Path,
+    nodes: int,
+    chosen: Collection[Adversary],
+    on_row: Callable[[Row], None],
+    attacks: Mapping[str, Attack] = ATTACKS,
 ) -> Run:
-    """Every attack of the chosen classes; the control, which does harm, comes last."""
+    """All attacks of the chosen classes, these over the broker; the control, which harms, last."""
     async with started_run(home, nodes, on_row) as run:
         for adversary in (Adversary.NOBODY, Adversary.TENANT_KEY, Adversary.PAGE):
             if adversary in chosen:
                 await run.attack_doors(adversary)
         for adversary in OVER_BROKER:
             if adversary in chosen:
-                await run.attack_broker(adversary, ATTACKS)
+                await run.attack_broker(adversary, attacks)
         if Adversary.WORKER in chosen:
             await run.attack_broker(Adversary.WORKER, WorkerAttacks(run.cell).attacks)
         if Adversary.STORE_USER in chosen:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from streams import subjects, topology
-from streams.heartbeats import InvalidHeartbeat, parse_heartbeat
+from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.messages import Heartbeat
 from streams.subjects import PoolKey, Priority
 

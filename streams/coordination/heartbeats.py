@@ -1,4 +1,4 @@
-"""Heartbeats, checked before they are believed. Pure.
+"""Heartbeats, checked before they are believed.
 
 A worker may publish on its own subjects alone, but a heartbeat's body is its own to write: it could
 name another worker, or deliveries that are no deliveries, which a leader then gives back with its

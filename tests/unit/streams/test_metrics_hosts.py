@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.host_header import names_this_machine, refusal
+from streams.metrics_server import host_refusal, names_this_machine
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_addresses_and_localhost_are_this_machines(host: str | None) -> None:
 def test_other_names_are_not(host: str) -> None:
     """Also those that only look like an address."""
     assert not names_this_machine(host)
-    assert repr(host) in refusal(host)
+    assert repr(host) in host_refusal(host)
