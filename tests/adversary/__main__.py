@@ -25,7 +25,7 @@ def main() -> int:
         log = (words.log or Path(home) / "services.log").open("w", buffering=1)
         with log:
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(log))
-            chosen = words.adversary or Adversary
+            chosen: list[Adversary] = words.adversary or list(Adversary)
             run = asyncio.run(run_all(Path(home), words.nodes, chosen, _tell))
     if words.json:
         print(report.as_json(run.rows, run.victims.ended))

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import nats.errors
+from nats.js.api import StreamConfig
 from pydantic import SecretStr
 
 import admin.service
@@ -23,7 +25,7 @@ from streams.accounts.credentials_file import UserCredentials
 from streams.accounts.rights import Pins
 from streams.base_settings import TenantSettings
 from streams.broker.account_claims import push_claims
-from tests.support.accounts_cell import AccountsCell
+from tests.support.accounts_cell import AccountsCell, admin_api
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway
 from tests.support.ports import free_port
@@ -80,6 +82,7 @@ async def running_cell(home: Path, nodes: int) -> AsyncIterator[RunningCell]:
         await eventually(lambda: broker.has_servers(nodes))
         async with AsyncExitStack() as stack:
             cell = RunningCell(broker)
+            await eventually(lambda: _places_streams(broker, nodes), START_SECONDS)
             await _start_admin(stack, cell, nodes)
             await _start_services(stack, cell)
             await _let_tenants_publish(cell)
@@ -87,6 +90,20 @@ async def running_cell(home: Path, nodes: int) -> AsyncIterator[RunningCell]:
     finally:
         broker.close()
         shutil.rmtree(home, ignore_errors=True)
+
+
+async def _places_streams(broker: AccountsCell, replicas: int) -> bool:
+    """Whether servers that know each other are ready to store, which takes them a while longer."""
+    probe = StreamConfig("PROBE", subjects=["probe"], num_replicas=replicas)
+    async with broker.client(UserClass.ADMIN, "probing") as client:
+        for store in ("LEDGER", "WORK"):
+            api = admin_api(client, store)
+            try:
+                await api.add_stream(probe)
+                await api.delete_stream("PROBE")
+            except (nats.errors.Error, TimeoutError):
+                return False
+    return True
 
 
 async def _start_admin(stack: AsyncExitStack, cell: RunningCell, replicas: int) -> None:

@@ -148,7 +148,8 @@ async def use_websocket(
     guessed += [secrets.token_hex(16) for _ in range(20)]
     for server in cell.gateways:
         async with server.socket(key=KEYS[MALLORY]) as socket:
-            for number, request in enumerate((*ids, *guessed, "*", ">", f"{ids[0]}.>")):
+            wanted = (*ids, *guessed, "*", ">", f"{ids[0]}.>")
+            for number, request in enumerate(wanted):
                 for frame in (
                     {"type": "cancel", "id": "victim"},
                     {"type": "cancel", "id": request},
@@ -156,11 +157,13 @@ async def use_websocket(
                 ):
                     attacker.tries += 1
                     await socket.send(**frame)
-            for number in range(len(ids) + len(guessed)):
-                frames = await socket.receive_rest(f"r{number}")
-                attacker.refused += frames[-1]["type"] == "error"
-                for frame in frames:
-                    attacker.note({k: v for k, v in frame.items() if k != "message"})
+            waiting = {f"r{number}" for number in range(len(wanted))}
+            while waiting:
+                frame = await socket.receive()
+                attacker.note({k: v for k, v in frame.items() if k not in ("id", "message")})
+                attacker.refused += frame["type"] == "error"
+                if frame["type"] in ("error", "done"):
+                    waiting.discard(frame.get("id", ""))
     return attacker.tries, attacker.refused
 
 

@@ -28,7 +28,7 @@ PROMPTS = {
     (TAILSPIN, MODEL): "cardamom-27fa9d",
 }
 STUCK_SECONDS = 20.0
-SHORT, LONG = 12, 300  # tokens; a long one is there for a second to be aimed at
+SHORT, LONG = 12, 200  # tokens; a long one is there for a second to be aimed at
 
 
 def expected_text(prompt: str, max_tokens: int) -> str:
