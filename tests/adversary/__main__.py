@@ -6,6 +6,7 @@ a class reached what is not its own, or if the control reached nothing.
 
 import argparse
 import asyncio
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.adversary.run import run_all
 def main() -> int:
     """0 if nobody but the control reached what is not its own."""
     words = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server is left behind
     with tempfile.TemporaryDirectory(prefix="adversary-") as home:
         log = (words.log or Path(home) / "services.log").open("w", buffering=1)
         with log:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.adversary import report
 from tests.adversary.broker_attacks import ATTACKS
 from tests.adversary.promises import Adversary
@@ -16,6 +18,7 @@ def _ignore(row: Row) -> None:
     """Rows are looked at in the end."""
 
 
+@pytest.mark.timeout(900)
 async def test_nobody_reaches_what_is_not_his(tmp_path: Path) -> None:
     """While others' requests run: nothing read, nothing changed, no request ended otherwise."""
     chosen = set(Adversary) - {Adversary.STORE_USER}
