@@ -89,7 +89,9 @@ class WorkerAttacks:
     @asynccontextmanager
     async def _long_request(self, model: str) -> AsyncIterator[tuple[GatewaySocket, str]]:
         """A request of a victim that is there to be attacked: its socket and its id."""
-        async with self._cell.gateways[0].socket(key=KEYS[NORTHWIND]) as socket:
+        gateway = self._cell.gateways[0]
+        await eventually(gateway.is_ready)
+        async with gateway.socket(key=KEYS[NORTHWIND]) as socket:
             asked = {"model": model, "prompt": "to be attacked", "max_tokens": _LONG}
             await socket.send(type="generate", id="attacked", **asked)
             frames = await socket.receive_until("attacked", "chunk", "error")
