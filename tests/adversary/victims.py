@@ -11,6 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+import nats.errors
+from websockets.exceptions import WebSocketException
+
 from gpu_worker.engines.engine import Sequence
 from gpu_worker.engines.mock import MockEngine
 from streams import messages
@@ -98,7 +101,13 @@ class Victims:
         while True:
             try:
                 await ask()
-            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            except (
+                OSError,
+                TimeoutError,
+                EOFError,
+                WebSocketException,
+                nats.errors.Error,
+            ) as error:
                 self._end(ask.__name__, repr(error), "an answer")
             self._rounds[number] += 1
 
