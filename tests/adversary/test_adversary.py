@@ -28,7 +28,7 @@ async def test_nobody_reaches_what_is_not_his(tmp_path: Path) -> None:
     assert {row.adversary for row in run.rows} == {str(each) for each in chosen}
     assert all(row.tries for row in run.rows if not row.attack.startswith("end a request"))
     told = report.reached_by_job(run.rows)[Adversary.WORKER]
-    assert told["requests of other models ended"] == 1  # as docs/security.md says
+    assert told["infer.token"]  # as docs/security.md says
     assert "keys" not in told
 
 
