@@ -10,7 +10,8 @@ TEST_PROCESSES ?= 3
 PRODUCT := admin api client/millstream_client dispatcher gateway gpu_worker jobs millstream registry \
   simulation streams
 
-.PHONY: serve test test-transformers sweep chaos check format bench bench-engine bench-gpu browser node
+.PHONY: serve test test-transformers sweep chaos adversary check format bench bench-engine bench-gpu \
+  browser node
 
 serve: $(READY)
 	$(BIN)/millstream up $(ARGS)
@@ -28,6 +29,10 @@ sweep: $(READY)
 # Every fault, for half an hour or so; ARGS="--fault worker-kill --seed 7" replays one run.
 chaos: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.chaos $(ARGS)
+
+# Every class of credential against a running cell, some minutes; ARGS="--nodes 3 --json".
+adversary: $(READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.adversary $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -36,6 +36,7 @@ from streams import messages, signals, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, MessageHandler, StoreRefused
 from streams.broker.pull_loop import Delivery, PullLoop
+from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.coordination.signal_handler import SignalHandler
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
@@ -172,7 +173,11 @@ class ModelDispatcher:
         self._dispatch_loop.wake()
 
     async def _on_beat(self, msg: Msg) -> None:
-        beat = Heartbeat.unpack(msg.data)
+        try:
+            beat = parse_heartbeat(msg.subject, msg.headers or {}, msg.data)
+        except InvalidHeartbeat as error:
+            log.warning("heartbeat_ignored", subject=msg.subject, reason=str(error))
+            return
         if beat.drained and not (beat.running or beat.waiting):
             self._remove_drained_worker(beat)
         else:

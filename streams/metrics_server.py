@@ -1,7 +1,8 @@
 """Metrics port of a service: `/metrics` for Prometheus, `/healthz` and `/readyz` for probes.
 
 Requests are answered in threads of their own, so that a service whose event loop hangs can still
-say so.
+say so. A web page may let its own name resolve to 127.0.0.1, and then reads what services on its
+visitor's machine say without a key: the `Host` gives it away.
 """
 
 import asyncio
@@ -11,7 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
@@ -25,7 +28,35 @@ from streams.errors import MillstreamError
 log = structlog.get_logger()
 
 LOOP_SECONDS = 2.0  # an event loop that has not answered by then hangs
+_SHOWN_CHARACTERS = 100  # of a stranger's `Host`
 Checks = Mapping[str, Callable[[], bool]]
+
+
+def names_this_machine(host: str | None) -> bool:
+    """Return whether a `Host` is `localhost` or an address, with or without a port, or is missing.
+
+    Those are no names that anybody else could let resolve to this machine.
+    """
+    if not host:
+        return True
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
+
+
+def host_refusal(host: str | None) -> str:
+    """Return the sentence for whoever asks by another name."""
+    shown = repr((host or "")[:_SHOWN_CHARACTERS])
+    return f"this is for this machine alone: ask 127.0.0.1 or localhost, not {shown}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class MetricsAddressUnusable(MillstreamError):
@@ -45,13 +76,14 @@ def serve_metrics(
 
     `/readyz` calls `checks` on the running event loop and answers 200 if all of them return True,
     else 503; the body has each one's answer. `/healthz` answers 503 only if the event loop does
-    not turn. `on_scrape` is called before each scrape, in another thread. Raises
-    `MetricsAddressUnusable`.
+    not turn. On loopback, `/metrics` is for who asks by an address or as `localhost`. `on_scrape`
+    is called before each scrape, in another thread. Raises `MetricsAddressUnusable`.
     """
     if not settings.metrics_port:
         yield
         return
-    application = _Application(asyncio.get_running_loop(), checks, on_scrape)
+    is_local = _is_loopback(settings.metrics_host)
+    application = _Application(asyncio.get_running_loop(), checks, on_scrape, is_local)
     server = _bind(settings.metrics_host, settings.metrics_port, application)
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="metrics", daemon=True)
     thread.start()
@@ -91,12 +123,17 @@ class _Application:
         loop: asyncio.AbstractEventLoop,
         checks: Checks,
         on_scrape: Callable[[], None] | None,
+        is_local: bool,
     ) -> None:
         self._loop, self._checks, self._on_scrape = loop, checks, on_scrape
+        self._is_local = is_local
         self._metrics = make_wsgi_app()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST")
         match environ["PATH_INFO"]:
+            case "/metrics" if self._is_local and not names_this_machine(host):
+                return _send(start_response, HTTPStatus.FORBIDDEN, {"error": host_refusal(host)})
             case "/metrics":
                 if self._on_scrape:
                     self._on_scrape()

@@ -33,12 +33,14 @@ from gateway.entrypoints.batches import batch_routes, result_routes
 from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
 from streams.errors import (
+    Forbidden,
     InternalError,
     MethodNotAllowed,
     MillstreamError,
     ModelNotAllowed,
     NotFound,
 )
+from streams.metrics_server import host_refusal, names_this_machine
 
 log = structlog.get_logger()
 
@@ -200,7 +202,7 @@ async def _readyz(context: GatewayContext, request: Request) -> Response:
     """
     ready = all(check() for check in context.readiness_checks.values())
     facts: dict[str, object] = {"ready": ready}
-    if context.settings.has_public_metrics:
+    if context.settings.has_public_metrics and _may_see_metrics(context, request):
         facts |= {
             "nats": context.broker.is_connected,
             "unusable_streams": sorted(context.streams.unusable),
@@ -209,7 +211,17 @@ async def _readyz(context: GatewayContext, request: Request) -> Response:
     return _json_response(facts, 200 if ready else 503)
 
 
+def _may_see_metrics(context: GatewayContext, request: Request) -> bool:
+    """True unless a page, or a proxy for strangers, may ask: who did so by another name."""
+    host = request.headers.get("host")
+    return context.settings.public_metrics or names_this_machine(host)
+
+
 async def _metrics(context: GatewayContext, request: Request) -> Response:
+    if not _may_see_metrics(context, request):
+        raise Forbidden(
+            f"{host_refusal(request.headers.get('host'))}, or start it with --public-metrics"
+        )
     context.refresh_metrics()
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 

@@ -13,8 +13,8 @@ from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.peer_capacity import PeerCapacity
 from streams import subjects
 from streams.broker.broker_client import Broker, BrokerSubscription
+from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.errors import BrokerUnavailable
-from streams.messages import Heartbeat
 
 log = structlog.get_logger()
 
@@ -54,7 +54,12 @@ class Handover:
             await self._subscription.unsubscribe()
 
     async def _on_beat(self, msg: Msg) -> None:
-        self._peers.record_heartbeat(Heartbeat.unpack(msg.data), time.monotonic())
+        try:
+            beat = parse_heartbeat(msg.subject, msg.headers or {}, msg.data)
+        except InvalidHeartbeat as error:
+            log.warning("heartbeat_ignored", subject=msg.subject, reason=str(error))
+        else:
+            self._peers.record_heartbeat(beat, time.monotonic())
 
     def choose_attempts(self, attempts: Iterable[Attempt], seconds: float) -> Iterator[Attempt]:
         """Yield attempts that would not end here within `seconds` and that a peer could take now.

@@ -4,7 +4,8 @@
     keys/identity/     seeds that name the operator and the accounts: take them away and keep them
     keys/signing/      seeds that sign: needed to add users, and for tenants by the admin service
     users/NAME.creds   credentials of processes
-    nodes/NAME.conf    configuration of each server
+    keys/routes        the password by which the servers of a cluster know each other
+    nodes/NAME.conf    configuration of each server, with that password
 
 All of it is readable by its owner alone.
 """
@@ -13,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +35,7 @@ from streams.accounts.server_configuration import AccountsBlock
 from streams.errors import BrokerMisconfigured
 from streams.subjects import token
 
+_ROUTES = Path("keys/routes")
 _CELL, _LOCK, OPERATOR, TENANT_USERS = "cell.json", "cell.lock", "operator", "tenant-users"
 IDENTITY, SIGNING = Path("keys/identity"), Path("keys/signing")
 OPERATOR_TOKEN = f"{OPERATOR}.jwt"
@@ -88,6 +91,8 @@ class CellDirectory:
             with cell._locked():
                 if not (path / _CELL).exists():
                     cell._make_keys(shards)
+                if not (path / _ROUTES).exists():
+                    write_new(path / _ROUTES, secrets.token_urlsafe(24))
                 state = cell._with_all_roles(_renewed(cell.read(), time.time()))
                 state = cell._with_tenant_key(state)
                 cell._write(replace(state, shards=shards))
@@ -217,10 +222,20 @@ class CellDirectory:
         mint = self.mint()
         tokens = {mint.states[each].public: mint.account_token(each) for each in BrokerAccount}
         operator = (self.path / OPERATOR_TOKEN).read_text()
-        return AccountsBlock(operator, mint.states[BrokerAccount.SYSTEM].public, tokens)
+        system = mint.states[BrokerAccount.SYSTEM].public
+        return AccountsBlock(operator, system, tokens, self.routes_password())
+
+    def routes_password(self) -> str:
+        """Return the password by which the servers know each other; raises as `read`."""
+        try:
+            return (self.path / _ROUTES).read_text()
+        except OSError as error:
+            raise InvalidCellDirectory(
+                self.path, f"lacks {_ROUTES} ({error.strerror}): `broker init` makes it anew"
+            ) from error
 
     def write_node(self, name: str, text: str) -> Path:
-        """Write a server's configuration and return the file; it holds no secret key."""
+        """Write a server's configuration and return the file; it holds no signing key."""
         file = self.path / "nodes" / f"{name}.conf"
         write_whole(file, text)
         return file

@@ -1,13 +1,14 @@
 """Configuration of nats-servers that know users by signed claims: one alone, or one of a cluster.
 
-The text is that of `streams/nats/`, with the accounts. It holds no secret: claims are signed, not
-encrypted.
+The text is that of `streams/nats/`, with the accounts. Claims are signed, not encrypted; the one
+secret is the password by which the servers of a cluster know each other: whoever joins them hears
+every message.
 """
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,11 +22,14 @@ _RESOLVER_DIRECTORY = re.compile(r"^  dir: (\".*\")$", re.MULTILINE)
 _HEADER = re.compile(r"\A(?:#[^\n]*\n)+\n")
 _LISTEN = re.compile(r"^listen: [^\n]*\n", re.MULTILINE)
 NODE_STORE, NODE_TLS = "/data", "/etc/nats/tls"
+ROUTES_USER = "node"  # the name by which servers of a cluster connect to each other
 
 
 @dataclass(frozen=True)
 class AccountsBlock:
     """Configuration of every server of a cell: its operator, and the accounts that all know.
+
+    `routes_password` is known to the servers of a cluster alone.
 
     `accounts` has their signed claims by public key. Tenants' accounts are not among them: servers
     are told of those while they run, and keep them in their resolver's directory.
@@ -34,6 +38,7 @@ class AccountsBlock:
     operator: str
     system: str
     accounts: Mapping[str, str]
+    routes_password: str = field(repr=False)
 
     def text(self, resolver_directory: str) -> str:
         """The block; `resolver_directory` is the server's own, and is to outlive it."""
@@ -71,7 +76,10 @@ def node_configuration(
     8222 of its own loopback.
     """
     text = _base("cluster.conf").replace("$NATS_NAME", json.dumps(name))
-    routes = [f"nats://{node}:6222" for node in nodes if node != name]
+    password = accounts.routes_password
+    routes = [f"nats://{ROUTES_USER}:{password}@{node}:6222" for node in nodes if node != name]
+    secret = f"  authorization {{ user: {ROUTES_USER}, password: {json.dumps(password)} }}\n"
+    text = text.replace("  routes: ", f"{secret}  routes: ")
     text = text.replace("$NATS_ROUTES", json.dumps(routes))
     text = text.replace('"/data/jetstream"', json.dumps(f"{store}/jetstream"))
     if len(nodes) == 1:

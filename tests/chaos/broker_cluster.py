@@ -12,7 +12,11 @@ from pathlib import Path
 
 from millstream.up import health_probe
 from streams.accounts.cell_directory import CellDirectory
-from streams.accounts.server_configuration import embedded_configuration, node_configuration
+from streams.accounts.server_configuration import (
+    ROUTES_USER,
+    embedded_configuration,
+    node_configuration,
+)
 from tests.chaos import network_partition
 from tests.support.accounts_server import find_violations, guard, observed_accounts
 from tests.support.eventually import eventually
@@ -138,10 +142,11 @@ class BrokerCluster:
 
     def _cluster_options(self, number: int) -> list[str]:
         others = [other for other in range(self.count) if other != number]
-        routes = ",".join(f"nats://{self._route(number, other)}" for other in others)
+        user = f"{ROUTES_USER}:{self._cell.routes_password()}"
+        routes = ",".join(f"nats://{user}@{self._route(number, other)}" for other in others)
         host = "0.0.0.0" if self._linked else "127.0.0.1"
         options = [
-            f"--cluster=nats://{host}:{self._cluster_ports[number]}",
+            f"--cluster=nats://{user}@{host}:{self._cluster_ports[number]}",
             f"--routes={routes}",
         ]
         if self._linked:  # nobody may learn of a way around the wires

@@ -28,7 +28,7 @@ from streams.accounts.credentials_file import UserCredentials, read_credentials
 from streams.accounts.minting import NewUser
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
-from streams.accounts.server_configuration import node_configuration, with_tls
+from streams.accounts.server_configuration import ROUTES_USER, node_configuration, with_tls
 from streams.broker.account_claims import list_servers
 from streams.broker.nats_client import PatchedNatsClient
 from streams.certificate_files import write_server
@@ -94,7 +94,7 @@ class AccountsCell:
         self._home, self._count = home, count
         self.certificates = home / "tls" if encrypts else None
         self.directory = TenantDirectory.create(home / "keys", shards=1)
-        self._cluster_ports = [free_port() for _ in range(count)]
+        self.cluster_ports = [free_port() for _ in range(count)]
         self.nodes: list[NatsServer] = []
 
     def start(self) -> None:
@@ -119,9 +119,9 @@ class AccountsCell:
     def _cluster_options(self, number: int) -> Sequence[str]:
         if self._count == 1:
             return ()
-        own = self._cluster_ports[number]
-        routes = ",".join(f"nats://127.0.0.1:{p}" for p in self._cluster_ports if p != own)
-        return (f"--cluster=nats://127.0.0.1:{own}", f"--routes={routes}")
+        own, user = self.cluster_ports[number], f"{ROUTES_USER}:{self.directory.routes_password()}"
+        routes = ",".join(f"nats://{user}@127.0.0.1:{p}" for p in self.cluster_ports if p != own)
+        return (f"--cluster=nats://{user}@127.0.0.1:{own}", f"--routes={routes}")
 
     @asynccontextmanager
     async def client(

@@ -219,7 +219,7 @@ class RunningGateway:
     ) -> HttpExchange:
         """Send a request; `body` is sent as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else b"" if body is None else _dumps(body)
-        lines = {"Host": "test", **(headers or {})}
+        lines = {"Host": "localhost", **(headers or {})}
         if "Transfer-Encoding" not in lines:
             lines.setdefault("Content-Length", str(len(data)))
         if key is not None:
@@ -266,9 +266,8 @@ class RunningGateway:
         headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
         if self.tls:
             options["ssl"] = self.tls
-        async with connect(
-            url, subprotocols=names, additional_headers=headers, **{"close_timeout": 0.5, **options}
-        ) as connection:
+        told = {"close_timeout": 0.5, "subprotocols": names, **options}
+        async with connect(url, additional_headers=headers, **told) as connection:
             yield GatewaySocket(connection)
 
     async def answers(self) -> bool:

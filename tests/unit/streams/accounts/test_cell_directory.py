@@ -152,7 +152,7 @@ def test_a_class_of_users_that_is_new_gets_a_key(cell: CellDirectory) -> None:
         assert decode(read_credentials(user, 0).token)["iss"] == key
 
 
-def test_configurations_have_no_secret_and_no_open_monitoring_port(cell: CellDirectory) -> None:
+def test_configurations_have_no_seed_and_no_open_monitoring_port(cell: CellDirectory) -> None:
     """A monitoring port answers whoever reaches it, without credentials."""
     block = cell.accounts_block()
     texts = [
@@ -168,4 +168,16 @@ def test_configurations_have_no_secret_and_no_open_monitoring_port(cell: CellDir
         assert 'interval: "2s"' in text
         assert not [seed for seed in seeds(cell).values() if seed in text]
     assert ["cluster {" in text for text in texts] == [False, False, True, True]
-    assert 'routes: ["nats://n2:6222", "nats://n3:6222"]' in texts[2]
+
+
+def test_servers_of_a_cluster_ask_each_other_for_a_password(cell: CellDirectory) -> None:
+    """Whoever joins them hears every message; one server alone has no such port."""
+    password = (cell.path / "keys/routes").read_text()
+    text = node_configuration(cell.accounts_block(), "n1", ["n1", "n2", "n3"])
+    routes = [f"nats://node:{password}@{node}:6222" for node in ("n2", "n3")]
+    assert f"  routes: {json.dumps(routes)}" in text
+    assert f'  authorization {{ user: node, password: "{password}" }}' in text
+    assert password not in node_configuration(cell.accounts_block(), "n1", ["n1"])
+    assert password not in repr(cell.accounts_block())
+    CellDirectory.create(cell.path, shards=1)
+    assert (cell.path / "keys/routes").read_text() == password

@@ -1,0 +1,61 @@
+"""`python -m tests.adversary [--nodes 3] [--class NAME …] [--json]`: who reaches what.
+
+Every class of adversary attacks a running cell. Prints a table, or JSON; the exit status is 1 if
+a class reached what is not its own, or if the control reached nothing.
+"""
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import structlog
+
+from tests.adversary import report
+from tests.adversary.promises import Adversary
+from tests.adversary.report import Row
+from tests.adversary.run import run_all
+
+
+def main() -> int:
+    """0 if nobody but the control reached what is not its own."""
+    words = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server is left behind
+    with tempfile.TemporaryDirectory(prefix="adversary-") as home:
+        log = (words.log or Path(home) / "services.log").open("w", buffering=1)
+        with log:
+            structlog.configure(logger_factory=structlog.PrintLoggerFactory(log))
+            chosen: list[Adversary] = words.adversary or list(Adversary)
+            run = asyncio.run(run_all(Path(home), words.nodes, chosen, _tell))
+    if words.json:
+        print(report.as_json(run.rows, run.victims.ended))
+    else:
+        report.show(run.rows, run.victims.ended)
+    return int(report.has_failed(run.rows))
+
+
+def _tell(row: Row) -> None:
+    """Show on stderr how far the run is."""
+    print(f"{row.adversary}: {row.attack}: {row.tries} tries", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.adversary", description=__doc__)
+    parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="nats-servers")
+    parser.add_argument(
+        "--class",
+        action="append",
+        type=Adversary,
+        dest="adversary",
+        metavar="NAME",
+        help=", ".join(f"`{each}`" for each in Adversary),
+    )
+    parser.add_argument("--json", action="store_true", help="print one object of JSON")
+    parser.add_argument("--log", type=Path, help="where the services' log goes")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

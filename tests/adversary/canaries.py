@@ -1,0 +1,86 @@
+"""What an adversary must not read, and how it is recognised in the bytes that it was sent. Pure."""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from streams.messages import pack_tokens
+
+_REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]{24,}={0,2}")  # JetStream's JSON has messages so
+
+KEYS, TENANTS, REQUESTS = "keys", "tenants", "requests"
+
+
+def prompts_of(model: str) -> str:
+    """The name of the kind of secret that prompts to a model are."""
+    return f"prompts of {model}"
+
+
+@dataclass
+class Canaries:
+    """Strings that are in victims' secrets and nowhere else, by kind; ids of their requests.
+
+    A message with the id of a victim's request in it is about that request: a part of its token
+    log, a note, a cancel.
+    """
+
+    strings: dict[str, set[bytes]] = field(default_factory=dict)
+    request_ids: set[bytes] = field(default_factory=set)
+
+    def add_prompt(self, model: str, canary: str) -> None:
+        """A string that is in prompts; the mock's tokens are its bytes."""
+        tokens = pack_tokens(list(canary.encode()))
+        self.strings.setdefault(prompts_of(model), set()).update((canary.encode(), tokens))
+
+    def add_tenant(self, name: str, key: str) -> None:
+        """A tenant's name, and its key in each form that is sent or stored."""
+        digest = hashlib.sha256(key.encode())
+        forms = (key.encode(), digest.digest(), digest.hexdigest().encode())
+        self.strings.setdefault(KEYS, set()).update(forms)
+        self.strings.setdefault(TENANTS, set()).add(name.encode())
+
+    def find(self, data: bytes) -> set[str]:
+        """The kinds of secrets in what was received, also where a part of it is in base64."""
+        return set().union(*(self._find(form) for form in (data, *_decoded(data))))
+
+    def _find(self, data: bytes) -> set[str]:
+        found = {kind for kind, known in self.strings.items() if any(c in data for c in known)}
+        if not self.request_ids.isdisjoint(_REQUEST_ID.findall(data)):
+            found.add(REQUESTS)
+        return found
+
+
+def _decoded(data: bytes) -> Iterable[bytes]:
+    for run in _BASE64.findall(data):
+        try:
+            yield base64.b64decode(run + b"=" * (-len(run) % 4))
+        except binascii.Error:
+            continue  # a long word
+
+
+class Received:
+    """Counts what one attack has received: bytes of messages in which a secret is, by kind."""
+
+    def __init__(self, canaries: Canaries) -> None:
+        self._canaries = canaries
+        self.bytes_by_kind: dict[str, int] = {}
+        self.total = 0
+        self._unsearched: list[bytes] = []
+
+    def add(self, *parts: bytes) -> None:
+        """One message: what belongs together counts as a whole."""
+        data = b"\n".join(parts)
+        self.total += len(data)
+        self._unsearched.append(data)
+
+    def search(self) -> Mapping[str, int]:
+        """Bytes of messages with a secret in them, by kind; ids that are known by now count."""
+        for data in self._unsearched:
+            for kind in self._canaries.find(data):
+                self.bytes_by_kind[kind] = self.bytes_by_kind.get(kind, 0) + len(data)
+        self._unsearched.clear()
+        return self.bytes_by_kind

@@ -1,0 +1,174 @@
+"""Requests of other tenants that run throughout; each must end right, once, where it began.
+
+Each prompt has a canary in it. What an answer should be is known: the mock's text is a function of
+its prompt.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import nats.errors
+from websockets.exceptions import WebSocketException
+
+from gpu_worker.engines.engine import Sequence
+from gpu_worker.engines.mock import MockEngine
+from streams import messages
+from streams.headers import MESSAGE_ID, ROUTE
+from streams.messages import Sampling
+from tests.adversary.canaries import Canaries
+from tests.adversary.cell import KEYS, MODEL, NORTHWIND, SECOND, TAILSPIN, RunningCell
+from tests.support.accounts_cell import AccountClient
+from tests.support.eventually import eventually
+from tests.support.gateways import text_of
+
+PROMPTS = {
+    (NORTHWIND, MODEL): "mulberry-55d1e0",
+    (NORTHWIND, SECOND): "tamarind-b80c3f",
+    (TAILSPIN, MODEL): "cardamom-27fa9d",
+}
+STUCK_SECONDS = 20.0
+SHORT, LONG = 12, 200  # tokens; a long one is there for a second to be aimed at
+
+
+def expected_text(prompt: str, max_tokens: int) -> str:
+    """What the mock says to a prompt."""
+    engine, text = MockEngine(ttft_ms=0, itl_ms=0), ""
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
+    engine.add(Sequence("expected", list(prompt.encode()), sampling))
+    while not engine.idle:
+        text += "".join(output.text for output in engine.step())
+    return text
+
+
+@dataclass
+class Victims:
+    """Running clients of two tenants. `wrong` has what ended otherwise than it should."""
+
+    cell: RunningCell
+    canaries: Canaries
+    ended: int = 0
+    wrong: list[str] = field(default_factory=list)
+    live: dict[tuple[str, str], str] = field(default_factory=dict)  # newest request by its prompts
+    _rounds: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+    def request_of(self, tenant: str, model: str) -> str:
+        """The id of the newest request of one kind; it may run, and it may have ended."""
+        return self.live[tenant, model]
+
+    async def settle(self) -> None:
+        """Return once every client has begun a request, and ended it, from now on.
+
+        A request that does not end is noted as wrong.
+        """
+        wanted = [each + 2 for each in self._rounds]
+        try:
+            await eventually(
+                lambda: all(a >= b for a, b in zip(self._rounds, wanted, strict=True)),
+                STUCK_SECONDS,
+            )
+        except AssertionError:
+            late = [n for n, (a, b) in enumerate(zip(self._rounds, wanted, strict=True)) if a < b]
+            self.wrong.append(f"requests of clients {late} do not end in {STUCK_SECONDS:g} s")
+
+    def _begin(self, tenant: str, model: str) -> str:
+        return f"{PROMPTS[tenant, model]} {secrets.token_hex(4)}"
+
+    def _note(self, tenant: str, model: str, request_id: str) -> None:
+        self.live[tenant, model] = request_id
+        self.canaries.request_ids.add(request_id.encode())
+
+    def _end(self, who: str, found: object, wanted: object) -> None:
+        self.ended += 1
+        if found != wanted:
+            self.wrong.append(f"{who}: {str(found)[:200]!r}, not {str(wanted)[:200]!r}")
+
+    async def run(self) -> None:
+        """Ask, until cancelled."""
+        clients: list[Callable[[], Awaitable[None]]] = [
+            self._ask_by_http,
+            self._ask_by_websocket,
+            self._ask_by_nats,
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            for number, ask in enumerate(clients):
+                tasks.create_task(self._repeat(number, ask), name=f"victim-{number}")
+
+    async def _repeat(self, number: int, ask: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await ask()
+            except (
+                OSError,
+                TimeoutError,
+                EOFError,
+                WebSocketException,
+                nats.errors.Error,
+            ) as error:
+                self._end(ask.__name__, repr(error), "an answer")
+            self._rounds[number] += 1
+
+    async def _ask_by_http(self) -> None:
+        gateway = self.cell.gateways[self._rounds[0] % len(self.cell.gateways)]
+        prompt = self._begin(NORTHWIND, MODEL)
+        answer = await gateway.complete(prompt, key=KEYS[NORTHWIND], max_tokens=SHORT)
+        self._note(NORTHWIND, MODEL, answer.headers["x-request-id"])
+        said = answer.text if answer.status == 200 else answer.body
+        self._end("http", said, expected_text(prompt, SHORT))
+
+    async def _ask_by_websocket(self) -> None:
+        prompt = self._begin(NORTHWIND, SECOND)
+        async with self.cell.gateways[1].socket(key=KEYS[NORTHWIND]) as socket:
+            asked = {"model": SECOND, "prompt": prompt, "max_tokens": LONG}
+            await socket.send(type="generate", id="victim", **asked)
+            (accepted,) = await socket.receive_until("victim", "accepted", "error")
+            self._note(NORTHWIND, SECOND, accepted.get("request_id", ""))
+            frames = await socket.receive_rest("victim")
+        attempts = [each["attempt"] for each in frames if each["type"] == "started"]
+        found = (frames[-1].get("finish_reason"), attempts, text_of(frames))
+        self._end("websocket", found, ("length", [1], expected_text(prompt, LONG)))
+
+    async def _ask_by_nats(self) -> None:
+        async with self.cell.broker.connected(self.cell.tenant_user(TAILSPIN)) as client:
+            for _ in range(20):
+                await self._submit(client)
+                self._rounds[2] += 1
+
+    async def _submit(self, client: AccountClient) -> None:
+        prompt, route = self._begin(TAILSPIN, MODEL), f"route-{secrets.token_hex(4)}"
+        replies = await client.subscribe(f"infer.reply.{TAILSPIN}.{route}.>")
+        await client.flush()
+        body = json.dumps({"prompt": prompt, "max_tokens": SHORT, "temperature": 0.0}).encode()
+        headers = {MESSAGE_ID: secrets.token_hex(8), ROUTE: route}
+        subject = f"infer.submit.{TAILSPIN}.{MODEL}.standard"
+        await client.jetstream(timeout=30).publish(subject, body, headers=headers)
+        records = [messages.unpack((await replies.next_msg(60)).data)]
+        self._note(TAILSPIN, MODEL, records[0].get("request_id", ""))
+        while records[-1]["type"] not in messages.TERMINAL_TYPES:
+            records.append(messages.unpack((await replies.next_msg(60)).data))
+        await replies.unsubscribe()
+        text = "".join(each["text"] for each in records if each["type"] == "chunk")
+        attempts = [each["attempt"] for each in records if each["type"] == "started"]
+        self._end("nats", (attempts, text), ([1], expected_text(prompt, SHORT)))
+
+
+@asynccontextmanager
+async def running_victims(cell: RunningCell) -> AsyncIterator[Victims]:
+    """Victims that ask until the block ends, once each of them has had answers."""
+    canaries = Canaries()
+    for tenant in (NORTHWIND, TAILSPIN):
+        canaries.add_tenant(tenant, KEYS[tenant])
+    for (_, model), canary in PROMPTS.items():
+        canaries.add_prompt(model, canary)
+    victims = Victims(cell, canaries)
+    running = asyncio.create_task(victims.run(), name="victims")
+    try:
+        await victims.settle()
+        yield victims
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running

@@ -1,0 +1,62 @@
+"""A heartbeat is believed of the worker whose subject it came on, and of no other."""
+
+from dataclasses import replace
+
+import pytest
+
+from streams import subjects, topology
+from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
+from streams.messages import Heartbeat
+from streams.subjects import PoolKey, Priority
+
+BEAT = Heartbeat("w1", "Qwen2.5", "v1", 4, 1000, 0, 0, 4, 1000, 0, 0.0)
+SUBJECT = subjects.fleet("Qwen2.5", "w1")
+POOL = topology.work_consumer(PoolKey("Qwen2.5", "v1", Priority.BATCH), 1).name
+OWN = topology.worker_consumer("Qwen2.5", "v1", "w1", 1).name
+REST = "1.7.7.1795886715669.0"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"$JS.ACK.WORK.{POOL}.{REST}",
+        f"$JS.ACK.WORK.{OWN}.{REST}",
+        f"$JS.ACK._.hash.WORK.{OWN}.{REST}.token",
+    ],
+)
+def test_its_own_deliveries_are_named(reply: str) -> None:
+    """In both forms of ADR-15."""
+    beat = replace(BEAT, taken=[reply])
+    assert parse_heartbeat(SUBJECT, {}, beat.pack()) == beat
+
+
+@pytest.mark.parametrize(
+    "beat",
+    [
+        replace(BEAT, worker="w2"),
+        replace(BEAT, model="other"),
+        replace(BEAT, worker="*"),
+        replace(BEAT, taken=["$KV.leases.dispatcher.x.1.7"]),
+        replace(BEAT, taken=["infer.work.m.v.1.7"]),
+        replace(BEAT, taken=[f"$JS.ACK.WORK.pool_other_v1_batch.{REST}"]),
+        replace(BEAT, taken=[f"$JS.ACK.REQUESTS.{OWN}.{REST}"]),
+        replace(BEAT, taken=["infer.gone"]),
+    ],
+)
+def test_whoever_names_others_is_not_believed(beat: Heartbeat) -> None:
+    """A leader gives a dead worker's deliveries back with its own rights, on any subject."""
+    with pytest.raises(InvalidHeartbeat):
+        parse_heartbeat(SUBJECT, {}, beat.pack())
+
+
+@pytest.mark.parametrize("payload", [b"", b"{}", b"\x80", b"\xc1", BEAT.pack()[:-3]])
+def test_what_cannot_be_read_is_none(payload: bytes) -> None:
+    """Nor does it raise anything else."""
+    with pytest.raises(InvalidHeartbeat):
+        parse_heartbeat(SUBJECT, {}, payload)
+
+
+def test_an_answer_of_the_broker_is_none() -> None:
+    """Whoever may read a stored message can have it sent there."""
+    with pytest.raises(InvalidHeartbeat):
+        parse_heartbeat(SUBJECT, {"Nats-Stream": "ATTEMPTS"}, BEAT.pack())
