@@ -38,6 +38,7 @@ FILE_CHECK_SECONDS = 5.0  # a file that has been replaced is taken up within thi
 _CLOSE_SECONDS = 2.0
 _FLUSH_SECONDS = 2.5
 _RETRY_SECONDS = 0.25
+_IMPORTS_SECONDS = 1.0  # until a server that has just started has what its accounts import
 _OVERLAP_SECONDS = STORE_SECONDS  # for answers to what was asked over the connection before
 
 
@@ -68,6 +69,7 @@ class ReconnectingClient:
         self._last_error: Exception | None = None  # the last one since there was a connection
         self._opening = asyncio.Lock()
         self._rebuild_needed = asyncio.Event()
+        self._has_connected = asyncio.Event()  # since the subscriptions were last renewed
 
     @property
     def client(self) -> PatchedNatsClient:
@@ -125,6 +127,7 @@ class ReconnectingClient:
             await client.close()
             raise self._unavailable(self._last_error or error) from error
         self._fingerprint, self._last_error = fingerprint, None
+        self._has_connected.set()
         _export_expiry(client.identity)
 
     async def _connect(
@@ -190,6 +193,7 @@ class ReconnectingClient:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._replace_when_closed(), name="nats-closed")
+            tasks.create_task(self._renew_after_connect(), name="nats-subscriptions")
             if self._authentication.files.all:
                 tasks.create_task(self._follow_files(), name="nats-files")
 
@@ -206,6 +210,25 @@ class ReconnectingClient:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 reason = ""
+
+    async def _renew_after_connect(self) -> None:
+        """Subscribe once more a moment after each connect, where users belong to accounts.
+
+        A server that has just started may take a subscription before it has what the account
+        imports, when several users of one account come at once (`fetchAccount` in nats-server
+        2.15.1). Such a subscription hears nothing, and nothing says so.
+        """
+        while True:
+            await self._has_connected.wait()
+            self._has_connected.clear()
+            await asyncio.sleep(_IMPORTS_SECONDS)
+            if not (self._client.identity and self._client.identity.user_class):
+                continue
+            try:
+                async with self._opening, running_timeout(OPEN_SECONDS):
+                    await self._move_subscriptions(self._client)
+            except (OSError, nats.errors.Error, TimeoutError) as error:
+                log.info("nats_not_resubscribed", reason=repr(error))  # it will connect anew
 
     async def _follow_files(self) -> None:
         """Connect anew once a file has changed; warn if credentials end and nobody renews them."""
@@ -294,6 +317,7 @@ class ReconnectingClient:
 
     async def _on_reconnected(self) -> None:
         log.info("nats_reconnected", server=self.url)
+        self._has_connected.set()
         self.connected_at, self._last_error = time.monotonic(), None
         self._call_on_reconnect()
 

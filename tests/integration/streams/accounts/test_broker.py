@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from streams import subjects, topology
@@ -15,6 +16,7 @@ from streams.connection_files import ConnectionFiles
 from streams.subjects import PoolKey, Priority
 from tests.support.accounts_cell import AccountsCell
 from tests.support.accounts_server import process_files
+from tests.support.eventually import eventually
 
 POOL = PoolKey("mock", "v1", Priority.BATCH)
 
@@ -50,6 +52,30 @@ async def test_many_may_come_at_once_to_a_server_that_has_just_started(nats_url:
         opened = (connect(nats_url, f"g{number}", files) for number in range(20))
         brokers = await asyncio.gather(*(stack.enter_async_context(each) for each in opened))
         assert all(broker.is_connected for broker in brokers)
+
+
+async def test_a_subscription_that_a_server_has_taken_in_vain_is_made_again(
+    cell: AccountsCell,
+) -> None:
+    """A server that has just started may take it before it has what the account imports."""
+    heard = asyncio.Event()
+
+    async def hear(_: Msg) -> None:
+        heard.set()
+
+    async with (
+        broker_of(cell, UserClass.GATEWAY, "g1") as gateway,
+        broker_of(cell, UserClass.DISPATCHER, "d1") as dispatcher,
+    ):
+        await gateway.subscribe("infer.pressure.>", hear)
+        for sid in list(gateway.client._subs):
+            await gateway.client._send_command(f"UNSUB {sid}\r\n".encode())
+
+        async def is_heard() -> bool:
+            await dispatcher.publish("infer.pressure.mock")
+            return heard.is_set()
+
+        await eventually(is_heard)
 
 
 @pytest.mark.parametrize("user_class", [UserClass.ADMIN, UserClass.OPERATOR])
