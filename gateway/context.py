@@ -11,11 +11,11 @@ from starlette.types import Scope as AsgiScope
 
 from api.authentication.authenticator import Authenticator, ClientOrigin, Principal
 from api.authentication.principal_watches import Cut, PrincipalWatches
+from api.submission.ledger_space import LedgerSpace
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from api.wrong_keys import WrongKeyLimiter
 from gateway.admission.client_requests import ClientRequests
-from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.refusal_recorder import RefusalRecorder

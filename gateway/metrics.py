@@ -65,9 +65,6 @@ CERTIFICATE_RELOADS = Counter(
 FOLLOWED_REQUESTS = Gauge(
     "millstream_followed_requests", "Requests whose replies are relayed here."
 )
-LEDGER_USED = Gauge(
-    "millstream_ledger_used_ratio", "Part of the ledger's size that is in use, 0 to 1."
-)
 UNUSABLE_STREAMS = Gauge(
     "millstream_unusable_stream",
     "1 for each stream that the broker refuses to make as it is declared.",

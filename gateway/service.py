@@ -10,11 +10,11 @@ import structlog
 from api.authentication.authenticator import Authenticator
 from api.authentication.identity_provider import open_providers
 from api.grammar_checker import GrammarChecker
+from api.submission.ledger_space import LedgerSpace
 from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
-from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.refusal_recorder import RefusalRecorder

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import structlog
 
 from api.grammar_checker import GrammarChecker
+from api.submission.ledger_space import LedgerSpace
 from api.submission.quotas import Quotas
 from api.submission.request_limits import DeadlineLimits
 from api.submission.validation import SubmissionValidator
@@ -52,13 +53,15 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         await sync_clock(broker)
         quotas = Quotas(broker)
         await quotas.open()
-        parts = await _build_parts(stack, settings, broker, quotas)
+        ledger_space = LedgerSpace(broker)
+        parts = await _build_parts(stack, settings, broker, quotas, ledger_space)
         lease = Lease(broker, FILES_LEASE, settings.id, LeaseBucket(broker))
         stack.push_async_callback(lease.release)
         async with asyncio.TaskGroup() as tasks:
             working = [
                 tasks.create_task(lease.run(), name="lease"),
                 tasks.create_task(quotas.run(), name="quotas"),
+                tasks.create_task(ledger_space.run(), name="ledger"),
                 tasks.create_task(FileSweeper(broker, lease).run(), name="files"),
                 tasks.create_task(BatchSupervisor(parts, settings.id).run(), name="batches"),
             ]
@@ -70,7 +73,11 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
 
 
 async def _build_parts(
-    stack: AsyncExitStack, settings: JobsSettings, broker: Broker, quotas: Quotas
+    stack: AsyncExitStack,
+    settings: JobsSettings,
+    broker: Broker,
+    quotas: Quotas,
+    ledger_space: LedgerSpace,
 ) -> RunnerParts:
     registry = await Registry.open(broker, seconds=WAIT_SECONDS)
     stack.push_async_callback(registry.close)
@@ -92,7 +99,7 @@ async def _build_parts(
         registry,
         BatchStore(broker),
         FileStore(broker),
-        ItemFeeder(broker, tenants, keys, validator, quotas),
+        ItemFeeder(broker, tenants, keys, validator, quotas, ledger_space),
         settings.shards,
         settings.max_batch_lines,
         settings.batch_window,

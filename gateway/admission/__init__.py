@@ -7,6 +7,5 @@ submitter          the one way in for both: claims the idempotency key, sheds lo
                    and enqueues
 idempotency        finds the request that a key stands for
 load_shedding      refuses requests whose estimated wait is too long (pure)
-ledger_space       refuses requests while the ledger has no room for their records
 refusal_recorder   stores in the ledger how many requests were refused in each second
 """

@@ -9,10 +9,10 @@ from enum import Enum, auto
 
 from nats.aio.msg import Msg
 
+from api.submission.ledger_space import LedgerSpace
 from api.submission.quotas import Quotas
 from api.submission.validation import ValidatedRequest
 from gateway.admission.idempotency import IdempotencyStore
-from gateway.admission.ledger_space import LedgerSpace
 from gateway.admission.load_shedding import (
     LatencyTarget,
     LoadShedder,

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 from api.batches.batch_line import parse_body, to_submission
+from api.submission.ledger_space import LedgerSpace
 from api.submission.quotas import Quotas
 from api.submission.validation import SubmissionValidator, ValidatedRequest
 from jobs.batches.line_states import LineState
@@ -41,9 +42,10 @@ class ItemFeeder:
         keys: Keys,
         validator: SubmissionValidator,
         quotas: Quotas,
+        ledger_space: LedgerSpace,
     ) -> None:
         self._broker, self._tenants, self._keys = broker, tenants, keys
-        self._validator, self._quotas = validator, quotas
+        self._validator, self._quotas, self._ledger_space = validator, quotas, ledger_space
 
     def find_tenant(self, batch: Batch) -> Tenant:
         """Return the tenant of a batch, limited as the key that created it; raises `BatchRefused`.
@@ -71,6 +73,7 @@ class ItemFeeder:
         ref = ItemRef(batch.id, state.source.index, state.attempt, state.is_last)
         try:
             body = parse_body(state.line)
+            self._ledger_space.check()
             (validated,) = await self._validator.validate(tenant, to_submission(state.line, body))
             seconds = validated.deadline_seconds + EXPIRY_MARGIN_SECONDS
             reservation = await self._quotas.reserve(tenant, request_id, validated.amounts, seconds)

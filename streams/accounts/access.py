@@ -273,6 +273,7 @@ def _jobs(make: _Rights) -> list[Right]:
         *make.writes(LEASES, "lead"),
         *make.reads(LEASES, *files, *records),
         *make.sees(LEASES, *files, *records),
+        *make.sees(topology.LEDGER, topology.REQUESTS, topology.WORK),
         *make.writes(topology.FILES, "files of results"),
         *make.writes(topology.BATCHES, "batches"),
         *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),

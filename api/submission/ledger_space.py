@@ -9,14 +9,17 @@ from dataclasses import dataclass
 
 import structlog
 from nats.js.errors import NotFoundError
+from prometheus_client import Gauge
 
-from gateway.metrics import LEDGER_USED
 from streams import topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable, LedgerFull
 
 log = structlog.get_logger()
+LEDGER_USED = Gauge(
+    "millstream_ledger_used_ratio", "Part of the ledger's size that is in use, 0 to 1."
+)
 
 CHECK_SECONDS = 1.0
 ALARM_RATIO, FULL_RATIO = 0.7, 0.9

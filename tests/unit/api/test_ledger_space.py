@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.admission.ledger_space import RECORD_BYTES, LedgerUse
+from api.submission.ledger_space import RECORD_BYTES, LedgerUse
 
 KIB = 1024
 
