@@ -34,8 +34,11 @@ def window_seconds(window: str) -> int:
     return int(window[:-1]) * _HOURS[window[-1]] * 3600
 
 
-def batch_object(batch: Batch) -> dict[str, Any]:
-    """Return the `batch` object of a batch; `paused` and `not_before` are ours."""
+def batch_object(batch: Batch, now: float) -> dict[str, Any]:
+    """Return the `batch` object of a batch at `now`, in epoch seconds.
+
+    `progress`, `paused` and `not_before` are ours.
+    """
     times = {
         f"{status.value}_at": batch.times.get(status.value)
         for status in BatchStatus
@@ -69,16 +72,31 @@ def batch_object(batch: Batch) -> dict[str, Any]:
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         },
         "metadata": batch.metadata,
+        "progress": _progress(batch, now),
         "paused": batch.paused,
         "not_before": batch.not_before or None,
     }
 
 
-def batch_list(batches: list[Batch], *, has_more: bool) -> dict[str, Any]:
-    """Return a page of a list of batches."""
+def _progress(batch: Batch, now: float) -> dict[str, Any] | None:
+    """Return how fast lines end, and when the last one will; None unless some have while it runs.
+
+    The rate is that since the batch began.
+    """
+    ended = batch.completed + batch.failed
+    seconds = now - batch.times.get(BatchStatus.IN_PROGRESS.value, now)
+    if batch.status is not BatchStatus.IN_PROGRESS or not ended or seconds <= 0:
+        return None
+    rate = ended / seconds
+    expected_end = round(now + (batch.total - ended) / rate)
+    return {"lines_per_second": round(rate, 3), "expected_end_at": expected_end}
+
+
+def batch_list(batches: list[Batch], now: float, *, has_more: bool) -> dict[str, Any]:
+    """Return a page of a list of batches at `now`, in epoch seconds."""
     return {
         "object": "list",
-        "data": [batch_object(batch) for batch in batches],
+        "data": [batch_object(batch, now) for batch in batches],
         "has_more": has_more,
         "first_id": batch_id(batches[0]) if batches else None,
         "last_id": batch_id(batches[-1]) if batches else None,

@@ -76,7 +76,7 @@ async def _create(context: GatewayContext, request: Request) -> Response:
     )
     stored = await context.batches.create(batch)
     log.info("batch_created", tenant=batch.tenant, batch=batch.id, bytes=file.size)
-    return json_response(batch_bodies.batch_object(stored))
+    return json_response(batch_bodies.batch_object(stored, now))
 
 
 async def _list(context: GatewayContext, request: Request) -> Response:
@@ -91,8 +91,10 @@ async def _list(context: GatewayContext, request: Request) -> Response:
     told = query.get("limit", str(DEFAULT_PAGE))
     if not told.isdecimal() or not 1 <= int(told) <= MAX_PAGE:
         raise BadRequest(f"limit is {told!r}, not a number from 1 to {MAX_PAGE}", "limit")
-    limit = int(told)
-    return json_response(batch_bodies.batch_list(batches[:limit], has_more=len(batches) > limit))
+    limit, now = int(told), context.broker.clock.now()
+    return json_response(
+        batch_bodies.batch_list(batches[:limit], now, has_more=len(batches) > limit)
+    )
 
 
 async def find_batch(context: GatewayContext, principal: Principal, told: str) -> Batch:
@@ -106,7 +108,7 @@ async def find_batch(context: GatewayContext, principal: Principal, told: str) -
 async def _show(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     batch = await find_batch(context, principal, request.path_params["batch"])
-    return json_response(batch_bodies.batch_object(batch))
+    return json_response(batch_bodies.batch_object(batch, context.broker.clock.now()))
 
 
 async def _change(
@@ -119,7 +121,7 @@ async def _change(
     if changed is None:
         raise batch_bodies.batch_not_found(told)
     log.info("batch_changed", tenant=batch.tenant, batch=batch.id, status=changed.status.value)
-    return json_response(batch_bodies.batch_object(changed))
+    return json_response(batch_bodies.batch_object(changed, now))
 
 
 def _cancelled(batch: Batch, now: int) -> Batch:

@@ -39,10 +39,12 @@ def to_file(lines: list[Any]) -> tuple[str, bytes]:
 
 
 @asynccontextmanager
-async def jobs_cell(nats_url: str, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+async def jobs_cell(
+    nats_url: str, window: int = 512, **options: Any
+) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
         cell(nats_url, **options) as (gateway, *_),
-        running(jobs.service, jobs_settings(nats_url, id="jobs-1")),
+        running(jobs.service, jobs_settings(nats_url, id="jobs-1", batch_window=window)),
         sdk(gateway) as client,
     ):
         yield client
@@ -253,8 +255,8 @@ async def read_item(client: openai.AsyncOpenAI, batch: str, item: str) -> dict[s
 
 async def test_a_paused_batch_goes_on_when_it_is_resumed(nats_url: str) -> None:
     """Nothing of it is published meanwhile."""
-    async with jobs_cell(nats_url, mock={"ttft_ms": 20, "itl_ms": 20}) as client:
-        lines = [chat_line(i, max_tokens=20) for i in range(700)]
+    async with jobs_cell(nats_url, 16, mock={"ttft_ms": 20, "itl_ms": 20}) as client:
+        lines = [chat_line(i, max_tokens=20) for i in range(200)]
         batch = await submit(client, lines)
         await eventually(lambda: _has_completed(client, batch.id, 1))
         paused = await client.post(f"/batches/{batch.id}/pause", cast_to=httpx.Response)
@@ -264,7 +266,7 @@ async def test_a_paused_batch_goes_on_when_it_is_resumed(nats_url: str) -> None:
         await client.post(f"/batches/{batch.id}/resume", cast_to=httpx.Response)
         batch = await ended(client, batch)
         assert batch.request_counts is not None
-        assert batch.request_counts.completed == 700
+        assert batch.request_counts.completed == 200
 
 
 async def _has_completed(client: openai.AsyncOpenAI, batch: str, count: int) -> bool:
