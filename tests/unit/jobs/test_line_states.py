@@ -1,4 +1,4 @@
-"""Lines of a batch: each ends once, in whatever order, and the watermark never passes an open one."""
+"""Lines of a batch end once, in whatever order, and the watermark passes no open one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
