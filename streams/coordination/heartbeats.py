@@ -10,9 +10,11 @@ from functools import lru_cache
 
 from streams import subjects, topology
 from streams.messages import Heartbeat
+from streams.prefix_hashes import HASH_BYTES
 from streams.subjects import PoolKey, Priority
 
 _ACKS = ["$JS", "ACK", topology.WORK]
+_LIMIT = 2**53  # of numbers that are exact in every language
 
 
 class InvalidHeartbeat(ValueError):
@@ -24,7 +26,8 @@ def parse_heartbeat(subject: str, headers: Mapping[str, str], payload: bytes) ->
 
     It has no headers, as an answer of the broker that somebody had sent here would have. It names
     the worker and model of its subject, and as `taken` only deliveries that this worker can have
-    had: of the consumers of its pool and of its own.
+    had: of the consumers of its pool and of its own. Its numbers are whole, and within what any
+    machine has: a leader reckons with them.
     """
     if headers:
         raise InvalidHeartbeat("it has headers: it is an answer of the broker")
@@ -35,9 +38,37 @@ def parse_heartbeat(subject: str, headers: Mapping[str, str], payload: bytes) ->
         raise InvalidHeartbeat(f"its {len(payload)} bytes are no heartbeat") from error
     if not is_own:
         raise InvalidHeartbeat("it names another worker or model than its subject")
+    if not _has_sound_values(beat):
+        raise InvalidHeartbeat("its numbers are none that a worker can have")
     if not all(_is_delivery_to(beat, reply) for reply in beat.taken):
         raise InvalidHeartbeat("it names deliveries that this worker cannot have had")
     return beat
+
+
+def _has_sound_values(beat: Heartbeat) -> bool:
+    try:
+        counts = [
+            *(beat.running, beat.waiting, beat.max_sequences, beat.kv_tokens),
+            *(beat.generated_tokens, beat.pulled_own, *beat.pulled.values()),
+            *beat.drained.values(),
+            *(number for pair in beat.progress for number in pair),
+        ]
+        rooms = [(beat.free_sequences, beat.free_tokens), *beat.room.values()]
+        free = [number for sequences, tokens in rooms for number in (sequences, tokens)]
+        names = [beat.version, *beat.pulled, *beat.room, *beat.drained, *beat.taken]
+        hashes = [beat.holds, beat.dropped]
+        pace = beat.tokens_per_second
+    except (TypeError, ValueError, AttributeError):
+        return False  # something else where a list or a map should be
+    return (
+        all(type(each) is int and 0 <= each < _LIMIT for each in counts)
+        and all(type(each) is int and -_LIMIT < each < _LIMIT for each in free)
+        and all(type(each) is str for each in names)
+        and all(type(each) is bytes and len(each) % HASH_BYTES == 0 for each in hashes)
+        and all(len(pair) == 2 for pair in beat.progress)
+        and isinstance(pace, int | float)
+        and 0 <= pace < _LIMIT
+    )
 
 
 def _is_delivery_to(beat: Heartbeat, reply: str) -> bool:

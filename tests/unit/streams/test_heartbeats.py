@@ -1,6 +1,7 @@
 """A heartbeat is believed of the worker whose subject it came on, and of no other."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,43 @@ def test_whoever_names_others_is_not_believed(beat: Heartbeat) -> None:
     """A leader gives a dead worker's deliveries back with its own rights, on any subject."""
     with pytest.raises(InvalidHeartbeat):
         parse_heartbeat(SUBJECT, {}, beat.pack())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"free_tokens": "many"},
+        {"free_tokens": 2**60},
+        {"kv_tokens": -1},
+        {"running": 1.5},
+        {"running": True},
+        {"tokens_per_second": float("nan")},
+        {"tokens_per_second": float("inf")},
+        {"pulled": [1]},
+        {"pulled": {"batch": None}},
+        {"room": {"batch": (1,)}},
+        {"progress": [(1, 2, 3)]},
+        {"progress": 7},
+        {"taken": [7]},
+        {"holds": b"x"},
+        {"holds": "x" * 8},
+        {"version": 7},
+        {"drained": {"finished": "all"}},
+    ],
+    ids=repr,
+)
+def test_numbers_that_no_worker_can_have_are_not_reckoned_with(change: dict[str, Any]) -> None:
+    """A leader that fails on them serves nobody, whichever worker has sent them."""
+    with pytest.raises(InvalidHeartbeat):
+        parse_heartbeat(SUBJECT, {}, replace(BEAT, **change).pack())
+
+
+def test_what_a_busy_worker_reports_is_believed() -> None:
+    """More may wait than is free."""
+    room = {"batch": (-3, -100), "interactive": (1, 50)}
+    beat = replace(BEAT, free_sequences=-2, waiting=5, progress=[(7, 3)], tokens_per_second=1.5)
+    beat = replace(beat, room=room, pulled={"batch": 7}, holds=b"x" * 16, drained={"finished": 1})
+    assert parse_heartbeat(SUBJECT, {}, beat.pack()).free_capacity("batch") == (-3, -100)
 
 
 @pytest.mark.parametrize("payload", [b"", b"{}", b"\x80", b"\xc1", BEAT.pack()[:-3]])
