@@ -246,7 +246,11 @@ class BatchRunner:
         kind = subjects.result_kind(message.subject)
         if kind == "part":
             return
-        _, _, index = subjects.parse_result(message.subject)
+        try:
+            _, _, index = subjects.parse_result(message.subject)
+        except ValueError:
+            self._logger.error("result_unreadable", subject=message.subject)
+            return
         result = await unpack_result(self._broker, message)
         if kind == "try":
             had_begun = not result.never_ran

@@ -79,7 +79,25 @@ class ItemResult:
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         """Return the result that `pack` encoded; raises ValueError or TypeError for other bytes."""
-        return messages.from_wire(cls, messages.unpack(data))
+        wire = messages.unpack(data)
+        if not isinstance(wire, dict):
+            raise ValueError("it is no map")
+        result = messages.from_wire(cls, wire)
+        if not result._is_sound:
+            raise ValueError("it has values of other types")
+        return result
+
+    @property
+    def _is_sound(self) -> bool:
+        texts = (self.request_id, self.code, self.message, self.version, self.text)
+        return (
+            all(isinstance(text, str) for text in texts)
+            and all(isinstance(number, int) for number in (self.attempt, self.ended))
+            and isinstance(self.usage, dict)
+            and isinstance(self.usage.get("prompt_tokens", 0), int)
+            and isinstance(self.usage.get("completion_tokens", 0), int)
+            and all(isinstance(vector, bytes) for vector in self.vectors)
+        )
 
 
 def build_result(

@@ -2,13 +2,18 @@
 
 import secrets
 
+import structlog
+
 from streams import subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST, MAX_HEADER_BYTES, ItemRef
 from streams.records.jobs.item_results import ItemResult
 
+log = structlog.get_logger()
+
 STORE_SECONDS = 30.0
+MAX_PARTS = 1024
 _PARTS = "Parts"  # how many messages hold a result; the one that counts is the last
 _NONCE = "Nonce"  # names the parts before it
 
@@ -48,11 +53,22 @@ async def read_result(broker: Broker, tenant: str, job: str, index: int) -> Item
 async def unpack_result(broker: Broker, message: StoredMessage) -> ItemResult:
     """Return the result that a message of RESULTS holds, with its other parts.
 
-    Raises `BrokerUnavailable`, also for parts that this replica does not have yet.
+    One that cannot be read is a failure, as whoever writes results may write anything. Raises
+    `BrokerUnavailable`, also for parts that this replica does not have yet.
     """
+    try:
+        return ItemResult.unpack(await _join_parts(broker, message))
+    except (ValueError, TypeError, KeyError) as error:
+        log.error("result_unreadable", subject=message.subject, reason=repr(error))
+        return ItemResult("", 0, 0, code="internal_error", message="the result cannot be read")
+
+
+async def _join_parts(broker: Broker, message: StoredMessage) -> bytes:
     count = int(message.headers.get(_PARTS, "1"))
     if count == 1:
-        return ItemResult.unpack(message.data)
+        return message.data
+    if not 1 < count <= MAX_PARTS:
+        raise ValueError(f"it has {count} parts")
     tenant, job, index = subjects.parse_result(message.subject)
     pieces = []
     for number in range(count - 1):
@@ -62,4 +78,4 @@ async def unpack_result(broker: Broker, message: StoredMessage) -> ItemResult:
         if not found:
             raise BrokerUnavailable(f"a part of the result on {message.subject} cannot be read yet")
         pieces.append(found[0].data)
-    return ItemResult.unpack(b"".join((*pieces, message.data)))
+    return b"".join((*pieces, message.data))

@@ -115,3 +115,13 @@ def test_only_a_failure_that_may_pass_is_worth_another_try() -> None:
         (True, False),
         (False, False),
     ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", b"\x80", b"\x07", ItemResult("a", 1, 2, text=7).pack()],  # type: ignore[arg-type]
+)
+def test_what_is_no_result_is_not_taken_for_one(data: bytes) -> None:
+    """Whoever writes results may write anything."""
+    with pytest.raises((ValueError, TypeError)):
+        ItemResult.unpack(data)
