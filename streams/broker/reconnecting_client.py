@@ -6,7 +6,7 @@ the new ones, and the first is closed when nothing depends on it.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import sample
 
@@ -122,7 +122,7 @@ class ReconnectingClient:
                 await self._connect(client, inbox, identity)
             self._client, self._inbox, self.connected_at = client, inbox, time.monotonic()
             async with running_timeout(OPEN_SECONDS):
-                await self._move_subscriptions(client)
+                await self._move(list(self._subscriptions), client)
         except (OSError, nats.errors.Error, TimeoutError) as error:
             await client.close()
             raise self._unavailable(self._last_error or error) from error
@@ -159,12 +159,14 @@ class ReconnectingClient:
         )
         await client.subscribe_raw(inbox.subject, inbox.receive)
 
-    async def _move_subscriptions(self, client: PatchedNatsClient) -> None:
-        """Renew all subscriptions, and only then end those of the client before.
+    async def _move(
+        self, subscriptions: Sequence[BrokerSubscription], client: PatchedNatsClient
+    ) -> None:
+        """Renew subscriptions with a client, and only then end those that they had before.
 
         For a moment both get the same messages: every handler bears a message twice.
         """
-        found = [await each.resubscribe(client) for each in list(self._subscriptions)]
+        found = [await each.resubscribe(client) for each in subscriptions]
         if before := [subscription for subscription in found if subscription]:
             await client.flush(_FLUSH_SECONDS)
             await asyncio.gather(*map(drain, before))
@@ -216,17 +218,22 @@ class ReconnectingClient:
 
         A server that has just started may take a subscription before it has what the account
         imports, when several users of one account come at once (`fetchAccount` in nats-server
-        2.15.1). Such a subscription hears nothing, and nothing says so.
+        2.15.1). Such a subscription hears nothing, and nothing says so. One that has heard anything
+        meanwhile is left as it is.
         """
         while True:
             await self._has_connected.wait()
             self._has_connected.clear()
+            heard = {each: each.heard_count for each in self._subscriptions}
             await asyncio.sleep(_IMPORTS_SECONDS)
             if not (self._client.identity and self._client.identity.user_class):
                 continue
+            silent = [
+                each for each in self._subscriptions if each.heard_count == heard.get(each, 0)
+            ]
             try:
                 async with self._opening, running_timeout(OPEN_SECONDS):
-                    await self._move_subscriptions(self._client)
+                    await self._move(silent, self._client)
             except (OSError, nats.errors.Error, TimeoutError) as error:
                 log.info("nats_not_resubscribed", reason=repr(error))  # it will connect anew
 

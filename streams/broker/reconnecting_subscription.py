@@ -75,6 +75,11 @@ class BrokerSubscription:
             pending_bytes_limit=_PENDING_BYTES,
         )
 
+    @property
+    def heard_count(self) -> int:
+        """How many messages have come to it on the client of now; 0 with a raw handler."""
+        return self._subscription.delivered if self._subscription else 0
+
     async def unsubscribe(self) -> None:
         """End the subscription at once: messages not yet handled are dropped. Idempotent."""
         if subscription := self._detach():

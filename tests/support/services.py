@@ -57,12 +57,18 @@ class BrokerClient:
         self.broker, self.registry = broker, registry
         self.records: dict[str, list[dict[str, Any]]] = {}
         self.tenants: dict[str, str] = {}
+        self._heard: set[tuple[str, str | None, bytes]] = set()
 
     async def open(self) -> None:
         await self.broker.subscribe(subjects.replies_to(ROUTE), self._on_reply)
 
     async def _on_reply(self, msg: Msg) -> None:
+        """Keep a record, unless it is one that has come twice: a subscription may be renewed."""
         request_id = subjects.parse_log(msg.subject).request_id
+        stored = (msg.subject, (msg.headers or {}).get("Nats-Sequence"), msg.data)
+        if stored in self._heard:
+            return
+        self._heard.add(stored)
         self.records.setdefault(request_id, []).append(messages.unpack(msg.data))
 
     def envelope(
