@@ -46,6 +46,7 @@ MIB = 2**20
 FILES_BYTES = 2048 * MIB
 FILE_RECORDS_BYTES = 64 * MIB
 RESULTS_BYTES = 2048 * MIB
+ITEM_LOGS_BYTES = 128 * MIB  # of lines under way: what has its result is removed
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
 INGRESS_CONSUMER = "gateways"
@@ -122,7 +123,7 @@ def stream_configs(
         _requests(max_queued),
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
         *(_token_log(str(shard), 512 * MIB // scale.shards) for shard in range(scale.shards)),
-        _token_log(subjects.ITEM_SHARD, 512 * MIB),
+        _token_log(subjects.ITEM_SHARD, ITEM_LOGS_BYTES),
         _ledger(ledger),
         audit_stream(audit_bytes),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
