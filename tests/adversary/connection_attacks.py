@@ -11,7 +11,7 @@ from pathlib import Path
 
 from streams.accounts import claims_token
 from streams.accounts.access import UserClass
-from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.cell_directory import TENANT_USERS, CellDirectory
 from streams.accounts.claims import EVERYTHING
 from streams.accounts.credentials_file import UserCredentials, credentials_of, read_credentials
 from streams.accounts.minting import NewUser
@@ -55,7 +55,8 @@ def _made_up_users(cell: RunningCell) -> Iterator[tuple[str, UserCredentials]]:
         yield f"a tenant's, changed to {account}", _changed(own, accounts[account].public)
     yield "a tenant's token with another key", replace(own, key=KeyPair.generate(KeyKind.USER))
     user = NewUser(UserClass.TENANT, MALLORY, own.key, expires_at=int(time.time()) - 60)
-    signer = KeyPair.from_seed((directory.path / f"keys/signing/T_{MALLORY}.seed").read_text())
+    seed = directory.path / f"keys/signing/{TENANT_USERS}.seed"
+    signer = KeyPair.from_seed(seed.read_text())
     yield "expired", user.sign(own.account, signer, time.time() - 120)
     with tempfile.TemporaryDirectory() as home:
         other = CellDirectory.create(Path(home), shards=1)

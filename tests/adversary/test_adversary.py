@@ -1,5 +1,6 @@
 """A small part of `python -m tests.adversary`: one server, the quick attacks of most classes."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ from tests.adversary.run import run_all
 from tests.adversary.targets import MADE_UP, MARK, subjects_of
 
 QUICK = ("hear every subject", "publish on every subject")
+
+
+@pytest.fixture(autouse=True)
+async def _without_debugging() -> None:
+    """With asyncio's debug mode the hundred thousands of tries take a quarter of an hour."""
+    asyncio.get_running_loop().set_debug(False)
 
 
 def _ignore(row: Row) -> None:

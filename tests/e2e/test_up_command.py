@@ -68,9 +68,16 @@ def up(tmp_path: Path) -> Iterator[MillstreamUp]:
 
 def test_each_service_is_a_process_that_its_command_line_names(up: MillstreamUp) -> None:
     """Operators and their scripts look for that word; no other process may have it."""
-    words = ("nats-server", "millstream admin", "dispatcher", "gateway", "worker")
-    assert [len(up.pids(word)) for word in words] == [1, 1, 1, 1, 2]
-    assert len(descendants(up.process.pid)) == 6
+    words = (
+        "nats-server",
+        "millstream admin",
+        "dispatcher",
+        "gateway",
+        "millstream jobs",
+        "worker",
+    )
+    assert [len(up.pids(word)) for word in words] == [1, 1, 1, 1, 1, 2]
+    assert len(descendants(up.process.pid)) == 7
     assert not any(KEY in command_line(pid) for pid in descendants(up.process.pid))
 
 

@@ -4,19 +4,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from millstream.up.nats_server import find_binary
 
 ROOT = Path(__file__).parents[3]
-SERVICES = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 
 
 @pytest.mark.parametrize(
     ("config", "environment"),
     [
         ("embedded", {"NATS_PORT": "4222", "NATS_STORE_DIR": '"/tmp/a store"'}),
-        ("cluster", SERVICES["nats-1"]["environment"]),
+        ("cluster", {"NATS_NAME": "nats-1", "NATS_ROUTES": '["nats://nats-2:6222"]'}),
     ],
 )
 def test_nats_server_accepts_its_settings(config: str, environment: dict[str, str]) -> None:

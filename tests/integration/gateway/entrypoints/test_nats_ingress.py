@@ -273,7 +273,7 @@ async def test_a_refused_ingress_stream_is_told_of_once(tmp_path: Path) -> None:
         for config in topology.stream_configs(Scale(), 1)
         if config.storage is StorageType.FILE
     )
-    buckets = 4 * kv_view.MAX_BYTES  # registry, tenants, keys, prices
+    buckets = 5 * kv_view.MAX_BYTES  # registry, tenants, keys, accounts, prices
     room = topology_bytes + buckets + topology.INGRESS_BYTES // 2
     configuration = tmp_path / "nats.conf"
     store = json.dumps(str(tmp_path / "nats"))

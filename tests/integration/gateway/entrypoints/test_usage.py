@@ -55,7 +55,8 @@ async def test_usage_is_the_tenants_own(nats_url: str, capsys: pytest.CaptureFix
             assert shown == [{"tenant": "acme", **row} for row in answer.json["data"]]
         await show(UsageSettings(**command_settings(nats_url), tenant="acme", by="day"), STOP)
         assert "requests" in capsys.readouterr().out
-        costs = UsageSettings(nats=nats_url, by="model", costs=True, as_json=True)
+        told = command_settings(nats_url)
+        costs = UsageSettings(**told, by="model", costs=True, as_json=True)
         await show(costs, STOP)
         [told] = [
             json.loads(line) for line in capsys.readouterr().out.splitlines() if line[:1] == "{"
