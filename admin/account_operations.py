@@ -17,7 +17,7 @@ _CLOCK_SECONDS = 10.0  # in which streams are declared, as a rule
 
 
 class NoBrokerKeys(MillstreamError):
-    """This admin service was given no directory of keys, so it can sign no account."""
+    """No account can be signed: this admin service was given no directory of keys."""
 
     code = "no_broker_keys"
 

@@ -20,7 +20,7 @@ from streams.broker.broker_client import Broker
 from streams.broker.stream_reconciler import StreamReconciler
 from streams.coordination.lease import Lease
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
-from streams.topology import LedgerLimits, Scale
+from streams.topology import Scale, StreamLimits
 
 log = structlog.get_logger()
 
@@ -44,13 +44,10 @@ class Declarer:
         lease: Lease,
         records: Records,
         scale: Scale,
-        ledger_limits: LedgerLimits,
-        audit_bytes: int,
-        files_bytes: int,
+        limits: StreamLimits,
     ) -> None:
         self._broker, self._lease, self._records = broker, lease, records
-        self._scale, self._ledger_limits = scale, ledger_limits
-        self._audit_bytes, self._files_bytes = audit_bytes, files_bytes
+        self._scale, self._limits = scale, limits
         self._changed = asyncio.Event()
         self.streams = StreamReconciler(broker, scale, self._make_configs, lambda: lease.is_held)
         self.streams.on_deleted = self._check_buckets
@@ -61,8 +58,7 @@ class Declarer:
         tenants = self._records.tenants.by_name.values()
         most = max((t.max_queued for t in tenants), default=TenantSettings().max_queued)
         publishing = [topology.ingress_stream(name) for name in self._publishing_tenants()]
-        limits = (most, self._ledger_limits, self._audit_bytes, self._files_bytes)
-        return [*topology.stream_configs(self._scale, *limits), *publishing]
+        return [*topology.stream_configs(self._scale, most, self._limits), *publishing]
 
     def _publishing_tenants(self) -> set[str]:
         return {name for name, tenant in self._records.tenants.by_name.items() if tenant.publishes}

@@ -24,12 +24,12 @@ from admin.http_server import AdminServer, listen
 from admin.key_operations import KeyOperations
 from admin.metrics import DECLARING
 from admin.nats_api import serve_nats
-from admin.operations import Operations
+from admin.operations import Handler, Operations
 from admin.price_operations import PriceOperations
 from admin.settings import AdminSettings
 from api.authentication.authenticator import Authenticator
 from api.authentication.identity_provider import open_providers
-from registry.credentials.key_pepper import read_pepper
+from registry.credentials.key_pepper import Pepper, read_pepper
 from registry.credentials.keys import Keys
 from registry.credentials.tenant_accounts import TenantAccounts
 from registry.kv_records import KvRecords
@@ -89,46 +89,22 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             campaign = tasks.create_task(lease.run(), name="lease")
             await lease.answered.wait()
             scale = Scale(settings.replicas, settings.shards)
-            archived = ChainHead.parse(settings.audit_head) if settings.audit_head else None
-            audit_log = AuditLog(broker, archived)
-            trail = AuditTrail(audit_log, settings.id)
             records = await _open_records(stack, broker, lease, settings)
-            registry, tenants, managed_keys, prices, accounts = records
-            # By each of them, as nothing is changed without it
-            audit_stream = topology.audit_stream(settings.audit_bytes)
-            await declaration.declare_stream(broker, audit_stream, scale)
-            for each in records:
-                each.record_changes(trail.record)
-            await _apply_configuration(tenants, settings)
-            declarer = Declarer(
-                broker,
-                lease,
-                records,
-                scale,
-                settings.ledger_limits,
-                settings.audit_bytes,
-                settings.files_bytes,
-            )
+            audit_log, trail = await _begin_audit(broker, settings, scale, records)
+            await _apply_configuration(records.tenants, settings)
+            declarer = Declarer(broker, lease, records, scale, settings.stream_limits)
             DECLARING.set_function(lambda: float(lease.is_held))
-            key_operations = KeyOperations(broker, tenants, managed_keys, pepper)
             updates = _make_updates(settings, cell, broker, lease, records) if cell else None
-            account_operations = AccountOperations(broker, tenants, accounts, updates)
-            withdraw = account_operations.withdraw_if_any
-            operations = Operations(registry, tenants, managed_keys, withdraw)
-            price_operations = PriceOperations(registry, prices)
-            api = AdminApi(
-                {
-                    **operations.handlers,
-                    **key_operations.handlers,
-                    **price_operations.handlers,
-                    **account_operations.handlers,
-                    **AuditOperations(audit_log).handlers,
-                },
-                trail,
-            )
+            handlers = _make_handlers(broker, records, pepper, updates)
+            api = AdminApi({**handlers, **AuditOperations(audit_log).handlers}, trail)
             providers = open_providers(stack, settings.oidc)
             authenticator = Authenticator(
-                tenants, managed_keys, pepper, providers, broker.clock.now, refuses_weak=False
+                records.tenants,
+                records.keys,
+                pepper,
+                providers,
+                broker.clock.now,
+                refuses_weak=False,
             )
             keys = AdminKeys(own_keys, authenticator)
             checks["records"] = lambda: True
@@ -149,6 +125,38 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             await serving
             for task in working:
                 task.cancel()
+
+
+async def _begin_audit(
+    broker: Broker, settings: AdminSettings, scale: Scale, records: Records
+) -> tuple[AuditLog, AuditTrail]:
+    """Have every change of a record written into the audit log, which is declared first.
+
+    Each admin service declares it, as nothing is changed without it.
+    """
+    archived = ChainHead.parse(settings.audit_head) if settings.audit_head else None
+    audit_log = AuditLog(broker, archived)
+    trail = AuditTrail(audit_log, settings.id)
+    stream = topology.audit_stream(settings.audit_bytes)
+    await declaration.declare_stream(broker, stream, scale)
+    for each in records:
+        each.record_changes(trail.record)
+    return audit_log, trail
+
+
+def _make_handlers(
+    broker: Broker, records: Records, pepper: Pepper | None, updates: AccountUpdates | None
+) -> dict[str, Handler]:
+    """Return what answers each operation, but for those of the audit log."""
+    registry, tenants, keys, prices, accounts = records
+    account_operations = AccountOperations(broker, tenants, accounts, updates)
+    operations = Operations(registry, tenants, keys, account_operations.withdraw_if_any)
+    return {
+        **operations.handlers,
+        **KeyOperations(broker, tenants, keys, pepper).handlers,
+        **PriceOperations(registry, prices).handlers,
+        **account_operations.handlers,
+    }
 
 
 def _read_keys(settings: AdminSettings) -> dict[str, str]:

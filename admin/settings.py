@@ -8,7 +8,14 @@ from pydantic import AfterValidator, Field, SecretStr
 from api.authentication.oidc_settings import OidcSettings
 from streams.base_settings import NO_FLAG, Port, ServiceSettings, Slug, TenantSettings
 from streams.records.audit_chain import ChainHead
-from streams.topology import DAY_SECONDS, DEFAULT_AUDIT_BYTES, MIB, LedgerLimits
+from streams.topology import (
+    DAY_SECONDS,
+    DEFAULT_AUDIT_BYTES,
+    FILES_BYTES,
+    MIB,
+    LedgerLimits,
+    StreamLimits,
+)
 
 
 def _check_head(value: str) -> str:
@@ -71,9 +78,10 @@ class AdminSettings(ServiceSettings):
         None,
         description="head of an archived audit log, which the first record of an empty one follows",
     )
-    files_bytes: int = Field(2048 * MIB, ge=MIB, description="size of the store of all files")
+    files_bytes: int = Field(FILES_BYTES, ge=MIB, description="size of the store of all files")
 
     @property
-    def ledger_limits(self) -> LedgerLimits:
-        """The size and age at which the ledger is full or drops records."""
-        return LedgerLimits(self.ledger_bytes, self.ledger_days * DAY_SECONDS)
+    def stream_limits(self) -> StreamLimits:
+        """The limits of streams that are set here."""
+        ledger = LedgerLimits(self.ledger_bytes, self.ledger_days * DAY_SECONDS)
+        return StreamLimits(ledger, self.audit_bytes, self.files_bytes)

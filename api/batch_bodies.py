@@ -90,14 +90,3 @@ def _progress(batch: Batch, now: float) -> dict[str, Any] | None:
     rate = ended / seconds
     expected_end = round(now + (batch.total - ended) / rate)
     return {"lines_per_second": round(rate, 3), "expected_end_at": expected_end}
-
-
-def batch_list(batches: list[Batch], now: float, *, has_more: bool) -> dict[str, Any]:
-    """Return a page of a list of batches at `now`, in epoch seconds."""
-    return {
-        "object": "list",
-        "data": [batch_object(batch, now) for batch in batches],
-        "has_more": has_more,
-        "first_id": batch_id(batches[0]) if batches else None,
-        "last_id": batch_id(batches[-1]) if batches else None,
-    }

@@ -127,17 +127,6 @@ def part_object(file: StoredFile, part: str, created_at: int) -> dict[str, Any]:
     }
 
 
-def file_list(files: list[StoredFile], *, has_more: bool) -> dict[str, Any]:
-    """Return a page of a list of files."""
-    return {
-        "object": "list",
-        "data": [file_object(file) for file in files],
-        "has_more": has_more,
-        "first_id": file_id(files[0]) if files else None,
-        "last_id": file_id(files[-1]) if files else None,
-    }
-
-
 def deleted_file(file: StoredFile) -> dict[str, Any]:
     """Return what is answered once a file is deleted."""
     return {"id": file_id(file), "object": "file", "deleted": True}

@@ -26,6 +26,17 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 MODEL_OWNER = "millstream"
 
 
+def page_body(data: Sequence[JsonBody], *, has_more: bool) -> JsonBody:
+    """Return one page of a list of objects that have an `id`."""
+    return {
+        "object": "list",
+        "data": data,
+        "has_more": has_more,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
+
+
 def completion_id(request_id: str) -> str:
     """Return the `id` of a /v1/completions response to the request `request_id`."""
     return f"cmpl-{request_id}"

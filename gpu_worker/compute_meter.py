@@ -23,7 +23,7 @@ class ComputeTimes:
 
 @dataclass
 class _ModelTime:
-    """What belongs to one model since the last report; `undivided` and `shares` are of any age."""
+    """One model's time since the last report; `undivided` and `shares` are of any age."""
 
     idle: int = 0
     load: int = 0

@@ -116,6 +116,27 @@ class DiscoverySettings(Settings):
     )
 
 
+class GatewayClientSettings(DiscoverySettings):
+    """Settings of a command that talks to a gateway."""
+
+    url: str = Field(
+        "http://127.0.0.1:8080",
+        pattern="^https?://",
+        description="address of the gateway; found in the data directory of a running "
+        "`millstream up`, else the default",
+    )
+    api_key: SecretStr | None = Field(
+        None,
+        description="API key; by default, and with --data-dir in any case, the one that "
+        "`millstream up` keeps in its data directory",
+    )
+    ca: Path | None = Field(
+        None,
+        description="PEM file with the authorities to trust the gateway's certificate by; by "
+        "default the system's, or those that SSL_CERT_FILE names",
+    )
+
+
 class ClientSettings(DiscoverySettings):
     """Settings of a command that talks to NATS and logs only errors by default."""
 

@@ -403,7 +403,7 @@ class TooManyConnections(Refused):
 
 
 class TooManyTransfers(Refused):
-    """As many files as there may be are being sent or read at this gateway."""
+    """The gateway, or the tenant at it, sends and takes in as many files as it may."""
 
     code = "too_many_transfers"
 

@@ -28,7 +28,7 @@ MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for 
 
 @dataclass(frozen=True)
 class ItemRef:
-    """Which try of which line of a job a request is; `index` and `attempt` count from 0 and 1."""
+    """Reference to a try of a job's line; `index` counts from 0 and `attempt` from 1."""
 
     job: str
     index: int

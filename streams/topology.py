@@ -1,7 +1,7 @@
 """Configuration of all streams and consumers as data; `millstream admin` declares the streams."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nats.js.api import (
     AckPolicy,
@@ -82,8 +82,19 @@ class LedgerLimits:
     max_age_seconds: float = MONTH_SECONDS
 
 
-DEFAULT_LEDGER = LedgerLimits()
 DEFAULT_AUDIT_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """Limits that operators set: of the ledger, and in bytes of the audit log and of all files."""
+
+    ledger: LedgerLimits = field(default_factory=LedgerLimits)
+    audit_bytes: int = DEFAULT_AUDIT_BYTES
+    files_bytes: int = FILES_BYTES
+
+
+DEFAULT_LIMITS = StreamLimits()
 
 
 def token_stream_name(shard: int | str) -> str:
@@ -109,9 +120,7 @@ def tenant_of_ingress(stream: str) -> str | None:
 def stream_configs(
     scale: Scale,
     max_queued: int,
-    ledger: LedgerLimits = DEFAULT_LEDGER,
-    audit_bytes: int = DEFAULT_AUDIT_BYTES,
-    files_bytes: int = FILES_BYTES,
+    limits: StreamLimits = DEFAULT_LIMITS,
 ) -> list[StreamConfig]:
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
@@ -124,8 +133,8 @@ def stream_configs(
         _queue(WORK, "infer.work.*.*.*.*", 256 * MIB),
         *(_token_log(str(shard), 512 * MIB // scale.shards) for shard in range(scale.shards)),
         _token_log(subjects.ITEM_SHARD, ITEM_LOGS_BYTES),
-        _ledger(ledger),
-        audit_stream(audit_bytes),
+        _ledger(limits.ledger),
+        audit_stream(limits.audit_bytes),
         _records(DEAD, "infer.dead.*.*", 64 * MIB, MONTH_SECONDS),
         _records(REPLAYS, subjects.ALL_REPLAYS, 16 * MIB, MONTH_SECONDS),
         _attempts(),
@@ -136,7 +145,7 @@ def stream_configs(
         _records(THRESHOLDS, "infer.threshold.*.*.*.*.*", 16 * MIB, USAGE_SECONDS),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
         _idempotency_bucket(),
-        _replaceable(FILES, subjects.ALL_FILES, files_bytes),
+        _replaceable(FILES, subjects.ALL_FILES, limits.files_bytes),
         _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
         _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
         _results(),

@@ -109,7 +109,7 @@ def _parse_entry(packed: str) -> PriceEntry:
 
 @dataclass(frozen=True)
 class WorkerPrice:
-    """What a worker costs us an hour, as an integer in 10⁻⁶ of the currency.
+    """Price of a worker's hour to us, as an integer in 10⁻⁶ of the currency.
 
     Its product with nanoseconds is a cost: an integer again, so that sums of costs are exact.
     """

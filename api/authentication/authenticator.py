@@ -56,7 +56,7 @@ class Principal:
 
     @property
     def holder(self) -> str:
-        """Who it is: a key's id, or `oidc-<provider>:<subject>` for a token."""
+        """The holder's name: a key's id, or `oidc-<provider>:<subject>` for a token."""
         return f"{self.key.id}:{self._subject}" if self._subject else self.key.id
 
     @property

@@ -1,4 +1,4 @@
-"""What the HTTP endpoints make of a body and of an answer, whoever serves them.
+"""HTTP endpoints: from a body to a submission, and from an answer to a body, without a server.
 
 completion_endpoint  completions and chats
 """

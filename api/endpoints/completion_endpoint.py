@@ -1,4 +1,4 @@
-"""What /v1/completions and /v1/chat/completions have in common, and where they differ."""
+"""Endpoints /v1/completions and /v1/chat/completions, with their differences as data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ PURPOSES: tuple[str, ...] = get_args(Purpose)
 
 
 class ExpiresAfter(Body):
-    """When a file is to be removed: so many seconds after it was created."""
+    """Expiry of a file: so many seconds after it was created."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=MIN_EXPIRY_SECONDS, le=MAX_EXPIRY_SECONDS)

@@ -183,7 +183,7 @@ class PeriodCheck:
 
     @property
     def unit(self) -> int:
-        """How many of the counter's units make one of the quota's."""
+        """Number of the counter's units that make one of the quota's."""
         return _UNITS[self.meter]
 
     def increments(self, now: float) -> dict[str, int]:

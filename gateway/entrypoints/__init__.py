@@ -10,6 +10,7 @@ completions            completions and chats, streamed or whole
 embed_classify_rerank  embeddings, classifications and rerankings
 websocket              one WebSocket connection; `byte_budget` bounds the frames in submission
 websocket_reply        the reply to one request on a WebSocket, frame by frame
+plain_responses        JSON, pages of lists, and bodies in pieces
 files/                 files of any size: `/v1/files` and `/v1/uploads`
 nats_ingress           pulls a tenant's submissions from its stream
 """

@@ -4,7 +4,6 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import orjson
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -32,6 +31,7 @@ from gateway.entrypoints import (
 from gateway.entrypoints.batches import batch_routes, result_routes
 from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
+from gateway.entrypoints.plain_responses import render_json
 from streams.errors import (
     Forbidden,
     InternalError,
@@ -162,7 +162,7 @@ async def _list_models(context: GatewayContext, request: Request) -> Response:
         for name, alias in context.registry.aliases.items()
         if alias.model in models and allows(name, alias.model, is_adapter=False)
     ]
-    return _json_response(openai_bodies.model_list(cards))
+    return render_json(openai_bodies.model_list(cards))
 
 
 async def _show_model(context: GatewayContext, request: Request) -> Response:
@@ -173,16 +173,16 @@ async def _show_model(context: GatewayContext, request: Request) -> Response:
         raise ModelNotAllowed(name)
     workers = context.worker_counts[model.name]
     if adapter:
-        return _json_response(openai_bodies.adapter_card(model, workers, adapter, name))
-    return _json_response(openai_bodies.model_card(model, workers, name))
+        return render_json(openai_bodies.adapter_card(model, workers, adapter, name))
+    return render_json(openai_bodies.model_card(model, workers, name))
 
 
 async def _healthz(request: Request) -> Response:
-    return _json_response({"status": "ok"})
+    return render_json({"status": "ok"})
 
 
 async def _version(request: Request) -> Response:
-    return _json_response({"version": version("millstream")})
+    return render_json({"version": version("millstream")})
 
 
 async def _serve_not_found(scope: Scope, receive: Receive, send: Send) -> None:
@@ -208,7 +208,7 @@ async def _readyz(context: GatewayContext, request: Request) -> Response:
             "unusable_streams": sorted(context.streams.unusable),
             "workers": context.worker_counts,
         }
-    return _json_response(facts, 200 if ready else 503)
+    return render_json(facts, 200 if ready else 503)
 
 
 def _may_see_metrics(context: GatewayContext, request: Request) -> bool:
@@ -227,7 +227,7 @@ async def _metrics(context: GatewayContext, request: Request) -> Response:
 
 
 async def _openapi(request: Request) -> Response:
-    return _json_response(openapi.build_document())
+    return render_json(openapi.build_document())
 
 
 class _PageFiles(StaticFiles):
@@ -241,10 +241,6 @@ class _PageFiles(StaticFiles):
 
 async def _index_page(request: Request) -> Response:
     return FileResponse(PAGE_DIRECTORY / "index.html", headers=PAGE_HEADERS)
-
-
-def _json_response(content: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:

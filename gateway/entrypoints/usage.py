@@ -1,11 +1,11 @@
 """`GET /v1/usage`: a tenant asks what it has used, by day, model or key."""
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import request_key
+from gateway.entrypoints.plain_responses import render_json
 from streams.errors import BadRequest
 from streams.records.usage_sums import add_up, list_days, recent_days
 
@@ -39,4 +39,4 @@ async def show_usage(context: GatewayContext, request: Request) -> Response:
     await context.rollups.roll_up()
     rows = add_up(await context.rollups.read(principal.tenant.name, days), by)
     body = {"object": "list", "start": start, "end": end, "data": rows}
-    return Response(orjson.dumps(body), media_type="application/json")
+    return render_json(body)

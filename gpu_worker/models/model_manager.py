@@ -84,7 +84,7 @@ class ModelManager:
 
     @property
     def identities(self) -> dict[str, WorkerIdentity]:
-        """What the worker is to each of its models, by the names of `models`."""
+        """The worker's identity for each of its models, by the names of `models`."""
         return {name: managed.server.identity for name, managed in self._models.items()}
 
     @property

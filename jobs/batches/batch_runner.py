@@ -37,7 +37,7 @@ MAX_SPAN = 1024  # lines from the first without a result to the last that was re
 MAX_OPEN_BYTES = 16 * 2**20  # of the lines that are in memory
 PUBLISHED_AT_ONCE = 32
 TICK_SECONDS = 0.25
-SAVE_SECONDS = 1.0
+SYNC_SECONDS = 1.0
 # So long after its result a line's log is removed: by then its ledger record is written
 PURGE_SECONDS = 5.0
 PURGED_AT_ONCE = 32
@@ -50,7 +50,7 @@ class BatchGone(MillstreamError):
 
 @dataclass(frozen=True)
 class RunnerParts:
-    """What every batch's runner needs, shared by all of one process."""
+    """Parts that the runners of all batches of one process share."""
 
     broker: Broker
     registry: Registry
@@ -77,11 +77,12 @@ class BatchRunner:
         self._source: AsyncIterator[InputLine] | None = None
         self._is_read = False  # to the end of its input
         self._logs: deque[tuple[float, str]] = deque()  # to be removed, and when
-        self._saved_at = 0.0
+        self._synced_at = -math.inf  # monotonic seconds
         self._logger = log.bind(tenant=batch.tenant, batch=batch.id)
 
     def wake(self) -> None:
-        """Look now whether anything has changed; returns at once."""
+        """Look now whether a client has changed the batch; returns at once."""
+        self._synced_at = -math.inf
         self._wake.set()
 
     async def run(self) -> None:
@@ -149,7 +150,7 @@ class BatchRunner:
         saved = await self._parts.batches.save(self.batch, apply)
         if saved is None:
             raise BatchGone("the batch's record was removed")
-        self.batch, self._saved_at = saved, time.monotonic()
+        self.batch, self._synced_at = saved, time.monotonic()
 
     # From the first line to the last result
 
@@ -161,13 +162,12 @@ class BatchRunner:
         while True:
             self._wake.clear()
             await self._count_results()
-            await self._refresh()
+            if time.monotonic() - self._synced_at >= SYNC_SECONDS:
+                await self._synchronise()
             if self._is_over():
                 break
             await self._feed()
             await self._remove_logs(time.monotonic())
-            if time.monotonic() - self._saved_at >= SAVE_SECONDS:
-                await self._save(self._with_progress)
             await self._sleep()
         await self._save(self._with_progress)
 
@@ -201,13 +201,18 @@ class BatchRunner:
     def _is_expired(self) -> bool:
         return self.batch.expires_at <= self._broker.clock.now()
 
-    async def _refresh(self) -> None:
-        """Take over what a client has changed; end what is under way if nothing may go on."""
+    async def _synchronise(self) -> None:
+        """Store what was counted, and take over what a client has changed.
+
+        If nothing may go on, what is under way is cancelled.
+        """
+        self._synced_at = time.monotonic()
         newest = await self._parts.batches.find(self.batch.tenant, self.batch.id)
         if newest is None:
             raise BatchGone("the batch's record was removed")
-        if newest.revision != self.batch.revision:
-            self.batch = self._with_progress(newest)
+        self.batch = self._with_progress(newest)
+        if self.batch != newest:
+            await self._save(self._with_progress)
         if self.batch.status is BatchStatus.CANCELLING or self._is_expired():
             await self._cancel_all()
 

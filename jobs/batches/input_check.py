@@ -17,7 +17,7 @@ _BREATH_LINES = 200  # checked before others get a turn of the event loop: some 
 
 @dataclass
 class InputReport:
-    """What is wrong with a file, at most `MAX_ERRORS` (100) things, and what is in it."""
+    """Result of a check: the errors of a file, at most `MAX_ERRORS` (100), and what is in it."""
 
     total: int = 0
     errors: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Which lines of a batch are under way, which have ended, and when one is tried again. Pure."""
+"""States of a batch's lines: due, under way, or ended, and how often tried. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -3,30 +3,16 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from api.schemas.batches import Endpoint
-from streams.base_settings import FLAG_ONLY, POSITIONAL, DiscoverySettings, LogLevel
+from streams.base_settings import FLAG_ONLY, POSITIONAL, GatewayClientSettings, LogLevel
 
 
-class BatchSettings(DiscoverySettings):
-    """Settings of all commands on batches: the gateway, and the key."""
+class BatchSettings(GatewayClientSettings):
+    """Settings of all commands on batches; the key needs the scope `jobs`."""
 
     log_level: LogLevel = Field("error", description="least severe log event to write")
-    url: str = Field(
-        "http://127.0.0.1:8080",
-        pattern="^https?://",
-        description="address of the gateway; found in the data directory of a running "
-        "`millstream up`, else the default",
-    )
-    api_key: SecretStr | None = Field(
-        None,
-        description="API key with the scope jobs; by default the one that `millstream up` keeps in "
-        "its data directory",
-    )
-    ca: Path | None = Field(
-        None, description="PEM file with the authorities to trust the gateway's certificate by"
-    )
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 

@@ -3,37 +3,21 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from streams.base_settings import DiscoverySettings
+from streams.base_settings import GatewayClientSettings
 from streams.subjects import Priority
 
 DEFAULT_SECONDS = 30.0
 
 
-class BenchSettings(DiscoverySettings):
+class BenchSettings(GatewayClientSettings):
     """Settings of `millstream bench`: the gateway, the load, and what to report.
 
     `rate` or `trace` make an open loop, which sends each request at its time; `concurrency` makes a
     closed loop, which sends a request when an earlier one has ended.
     """
 
-    url: str = Field(
-        "http://127.0.0.1:8080",
-        pattern="^https?://",
-        description="address of the gateway; found in the data directory of a running "
-        "`millstream up`, else the default",
-    )
-    api_key: SecretStr | None = Field(
-        None,
-        description="API key; by default, and with --data-dir in any case, the one that "
-        "`millstream up` keeps in its data directory",
-    )
-    ca: Path | None = Field(
-        None,
-        description="PEM file with the authorities to trust the gateway's certificate by; by "
-        "default the system's, or those that SSL_CERT_FILE names",
-    )
     client_cert: Path | None = Field(
         None, description="PEM file with a client certificate and its private key to show"
     )

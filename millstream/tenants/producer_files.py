@@ -22,7 +22,7 @@ class ProducerFilesNotWritten(MillstreamError):
 
 @dataclass(frozen=True)
 class ProducerConnection:
-    """Where a producer connects, and what it asks for, as the examples' first lines name it.
+    """Connection of a producer and its model, as the examples' first lines name them.
 
     `ca` is empty for a server without TLS; `model` is escaped, as in a subject.
     """

@@ -77,7 +77,7 @@ class BrokerSubscription:
 
     @property
     def heard_count(self) -> int:
-        """How many messages have come to it on the client of now; 0 with a raw handler."""
+        """Number of messages that have come on the present client; 0 with a raw handler."""
         return self._subscription.delivered if self._subscription else 0
 
     async def unsubscribe(self) -> None:

@@ -23,7 +23,7 @@ JsonValue = dict[str, Any] | None
 
 
 class AuditEvent(StrEnum):
-    """What a record tells of a change."""
+    """Content of a record: a change, or how it ended."""
 
     INTENDED = "intended"  # it is about to be made
     DONE = "done"  # it is stored

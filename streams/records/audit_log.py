@@ -56,7 +56,7 @@ class AuditUse:
 
 @dataclass(frozen=True)
 class _Tail:
-    """What the next record follows: the last one's sequence and hash."""
+    """End of the chain, which the next record follows: the last one's sequence and hash."""
 
     sequence: int
     digest: str

@@ -11,7 +11,7 @@ CHUNK_BYTES = 512 * 1024
 
 
 class FileState(StrEnum):
-    """What may be done with a file: a pending one is still being sent."""
+    """State of a file; a pending one is still being sent."""
 
     PENDING = "pending"
     READY = "ready"

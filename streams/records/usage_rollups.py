@@ -46,7 +46,7 @@ _Kind = tuple[str, str]  # key and currency of usage, worker type and currency o
 
 
 class _Addition(NamedTuple):
-    """What one message of the ledger, by its sequence, adds to the sums on a subject."""
+    """Addition to the sums on a subject by one message of the ledger, with its sequence."""
 
     seq: int
     subject: str
@@ -94,7 +94,7 @@ def _read(unpack: Callable[[bytes], T], message: StoredMessage) -> T | None:
 
 
 def _request_additions(seq: int, record: LedgerRecord) -> Iterator[_Addition]:
-    """What a request adds: usage on the day it was accepted, and a cost on the day it ended."""
+    """Return a request's additions: usage on the day it was accepted, cost on the day it ended."""
     day = quota_windows.utc_day(record.accepted / 1000)
     subject = subjects.rollup(record.tenant, day, record.model)
     yield _Addition(seq, subject, (record.key, record.price_entry.currency), UsageSums.of(record))
@@ -177,7 +177,7 @@ class UsageRollups:
                 raise
 
     async def _group(self, found: Iterable[StoredMessage]) -> dict[str, list[_Addition]]:
-        """What messages of the ledger add, in their order, by the subject of the sums."""
+        """Return the additions of the ledger's messages, in order, by the subject of the sums."""
         groups = defaultdict[str, list[_Addition]](list)
         requests = [each for each in found if subjects.is_ledger(each.subject)]
         for addition in await self._add_requests(requests):
@@ -191,7 +191,7 @@ class UsageRollups:
         return {name: sorted(each, key=itemgetter(0)) for name, each in groups.items()}
 
     async def _add_requests(self, found: Iterable[StoredMessage]) -> list[_Addition]:
-        """What the ledger records of requests add, but for those that had one already."""
+        """Return the additions of requests' ledger records, but for those that had one already."""
         readable = [numbered for message in found if (numbered := _read_record(message))]
         repeated = await self._find_repeated([each for each in readable if _is_late(each[1])])
         for seq, record in readable:

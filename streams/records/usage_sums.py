@@ -45,7 +45,7 @@ class UsageSums:
 
 
 class CostRow(NamedTuple):
-    """What workers of one type cost for one model on one day of UTC, in one currency."""
+    """Cost of workers of one type for one model on one day of UTC, in one currency."""
 
     day: str
     model: str

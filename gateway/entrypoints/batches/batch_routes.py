@@ -15,12 +15,14 @@ from starlette.routing import BaseRoute, Route
 
 from api import batch_bodies, file_bodies
 from api.authentication.authenticator import Principal
+from api.openai_bodies import page_body
 from api.schemas.batches import CreateBatch
 from api.schemas.files import MAX_EXPIRY_SECONDS
 from api.schemas.parsing import decode, parse
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import read_body_in_time, request_key
-from gateway.entrypoints.files.file_routes import find_ready, json_response
+from gateway.entrypoints.files.file_routes import find_ready
+from gateway.entrypoints.plain_responses import cut_page, render_json
 from streams.errors import BadRequest
 from streams.records.jobs.batch_records import Batch, BatchStatus
 
@@ -76,25 +78,17 @@ async def _create(context: GatewayContext, request: Request) -> Response:
     )
     stored = await context.batches.create(batch)
     log.info("batch_created", tenant=batch.tenant, batch=batch.id, bytes=file.size)
-    return json_response(batch_bodies.batch_object(stored, now))
+    return render_json(batch_bodies.batch_object(stored, now))
 
 
 async def _list(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     query = request.query_params
     batches = (await context.batches.list_of(principal.tenant.name))[::-1]
-    if after := query.get("after"):
-        ids = [batch_bodies.batch_id(batch) for batch in batches]
-        if after not in ids:
-            raise BadRequest(f"after is {after!r}, which is no batch in this list", "after")
-        batches = batches[ids.index(after) + 1 :]
-    told = query.get("limit", str(DEFAULT_PAGE))
-    if not told.isdecimal() or not 1 <= int(told) <= MAX_PAGE:
-        raise BadRequest(f"limit is {told!r}, not a number from 1 to {MAX_PAGE}", "limit")
-    limit, now = int(told), context.broker.clock.now()
-    return json_response(
-        batch_bodies.batch_list(batches[:limit], now, has_more=len(batches) > limit)
-    )
+    page, has_more = cut_page(batches, batch_bodies.batch_id, query, DEFAULT_PAGE, MAX_PAGE)
+    now = context.broker.clock.now()
+    data = [batch_bodies.batch_object(batch, now) for batch in page]
+    return render_json(page_body(data, has_more=has_more))
 
 
 async def find_batch(context: GatewayContext, principal: Principal, told: str) -> Batch:
@@ -108,7 +102,7 @@ async def find_batch(context: GatewayContext, principal: Principal, told: str) -
 async def _show(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     batch = await find_batch(context, principal, request.path_params["batch"])
-    return json_response(batch_bodies.batch_object(batch, context.broker.clock.now()))
+    return render_json(batch_bodies.batch_object(batch, context.broker.clock.now()))
 
 
 async def _change(
@@ -121,7 +115,7 @@ async def _change(
     if changed is None:
         raise batch_bodies.batch_not_found(told)
     log.info("batch_changed", tenant=batch.tenant, batch=batch.id, status=changed.status.value)
-    return json_response(batch_bodies.batch_object(changed, now))
+    return render_json(batch_bodies.batch_object(changed, now))
 
 
 def _cancelled(batch: Batch, now: int) -> Batch:

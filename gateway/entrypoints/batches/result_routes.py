@@ -1,4 +1,4 @@
-"""What has come of a batch so far: its results as they are, and one line by its `custom_id`.
+"""Results of a batch so far: all that there are, and one line by its `custom_id`.
 
 Both are ours; OpenAI has files alone, and those when the batch has ended.
 """
@@ -9,7 +9,7 @@ from functools import partial
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from api.authentication.authenticator import Principal
@@ -19,8 +19,8 @@ from api.batches.result_lines import render_line, render_lines
 from gateway.context import GatewayContext
 from gateway.entrypoints.batches.batch_routes import find_batch
 from gateway.entrypoints.endpoint import request_key
-from gateway.entrypoints.files.file_routes import json_response
 from gateway.entrypoints.files.transfers import transfer
+from gateway.entrypoints.plain_responses import render_json, respond_in_pieces
 from streams.errors import NotFound
 from streams.records.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
@@ -42,14 +42,7 @@ async def _results(context: GatewayContext, request: Request) -> Response:
     batch = await find_batch(context, principal, request.path_params["batch"])
     source = await _find_input(context, batch)
     pieces = _iterate_results(context, principal, batch, source)
-    first = await anext(pieces, b"")  # what cannot be read at all is an error response
-
-    async def body() -> AsyncIterator[bytes]:
-        yield first
-        async for piece in pieces:
-            yield piece
-
-    return StreamingResponse(body(), media_type="application/jsonl")
+    return await respond_in_pieces(pieces, "application/jsonl")
 
 
 async def _find_input(context: GatewayContext, batch: Batch) -> StoredFile:
@@ -77,7 +70,7 @@ async def _item(context: GatewayContext, request: Request) -> Response:
         line = await _find_line(context, batch, custom_id)
     rendered = await render_line(context.broker, context.registry, batch, line)
     status = "pending" if rendered is None else "failed" if rendered.is_error else "completed"
-    return json_response(
+    return render_json(
         {
             "object": "batch.item",
             "batch_id": request.path_params["batch"],

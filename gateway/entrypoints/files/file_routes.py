@@ -1,18 +1,19 @@
 """`/v1/files`: send, list, read and delete files, as the OpenAI SDK does."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from secrets import token_hex
 from urllib.parse import quote
 
-import orjson
 import structlog
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from api import file_bodies
 from api.authentication.authenticator import Principal
+from api.openai_bodies import page_body
 from api.schemas.files import ExpiresAfter
 from api.schemas.parsing import parse
 from gateway.context import GatewayContext
@@ -21,6 +22,7 @@ from gateway.entrypoints.files.multipart_reader import FileBegin
 from gateway.entrypoints.files.openapi_paths import MAX_PAGE
 from gateway.entrypoints.files.transfers import FORM_BYTES, receive_form, transfer
 from gateway.entrypoints.files.upload_body import check_length
+from gateway.entrypoints.plain_responses import cut_page, render_json, respond_in_pieces
 from gateway.metrics import FILE_BYTES
 from gateway.replies.record_queue import ClientGone
 from streams.errors import BadRequest, MillstreamError, PayloadTooLarge, UnknownField
@@ -53,7 +55,9 @@ async def _create(context: GatewayContext, request: Request) -> Response:
         with transfer(context, principal) as check:
             limit = context.settings.max_file_bytes
             file = upload.complete(*await receive_form(request, limit, "file", check, upload.begin))
-            stored = await context.files.change(file, lambda it: file)
+            stored = await context.files.change(
+                file, lambda it: replace(file, revision=it.revision)
+            )
     except ClientGone:
         await upload.abandon("client_left")
         return Response(status_code=CLIENT_GONE)
@@ -64,7 +68,7 @@ async def _create(context: GatewayContext, request: Request) -> Response:
     log.info(
         "file_stored", tenant=stored.tenant, file=file_bodies.file_id(stored), bytes=stored.size
     )
-    return json_response(file_bodies.file_object(stored))
+    return render_json(file_bodies.file_object(stored))
 
 
 class _NewFile:
@@ -144,28 +148,15 @@ async def _list(context: GatewayContext, request: Request) -> Response:
     ]
     if _choice(query.get("order", "desc"), ("asc", "desc"), "order") == "desc":
         files.reverse()
-    if after := query.get("after"):
-        ids = [file_bodies.file_id(file) for file in files]
-        if after not in ids:
-            raise BadRequest(f"after is {after!r}, which is no file in this list", "after")
-        files = files[ids.index(after) + 1 :]
-    limit = _parse_limit(query.get("limit"))
-    page = files[:limit]
-    return json_response(file_bodies.file_list(page, has_more=len(files) > limit))
+    page, has_more = cut_page(files, file_bodies.file_id, query, MAX_PAGE, MAX_PAGE)
+    data = [file_bodies.file_object(file) for file in page]
+    return render_json(page_body(data, has_more=has_more))
 
 
 def _choice(value: str, allowed: tuple[str, ...], name: str) -> str:
     if value not in allowed:
         raise BadRequest(f"{name} is {value!r}, not one of: {', '.join(allowed)}", name)
     return value
-
-
-def _parse_limit(value: str | None) -> int:
-    if value is None:
-        return MAX_PAGE
-    if not value.isdecimal() or not 1 <= int(value) <= MAX_PAGE:
-        raise BadRequest(f"limit is {value!r}, not a number from 1 to {MAX_PAGE}", "limit")
-    return int(value)
 
 
 async def find_ready(context: GatewayContext, principal: Principal, told: str) -> StoredFile:
@@ -179,7 +170,7 @@ async def find_ready(context: GatewayContext, principal: Principal, told: str) -
 async def _show(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     file = await find_ready(context, principal, request.path_params["file"])
-    return json_response(file_bodies.file_object(file))
+    return render_json(file_bodies.file_object(file))
 
 
 async def _delete(context: GatewayContext, request: Request) -> Response:
@@ -187,21 +178,19 @@ async def _delete(context: GatewayContext, request: Request) -> Response:
     file = await find_ready(context, principal, request.path_params["file"])
     await context.files.delete(file)
     log.info("file_deleted", tenant=file.tenant, file=file_bodies.file_id(file))
-    return json_response(file_bodies.deleted_file(file))
+    return render_json(file_bodies.deleted_file(file))
 
 
 async def _read(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     file = await find_ready(context, principal, request.path_params["file"])
     pieces = _iterate_content(context, principal, file)
-    first = await anext(pieces)  # what cannot be read at all is an error response
     headers = {
         "Content-Length": str(file.size),
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
         "X-Content-Type-Options": "nosniff",
     }
-    body = _chain(first, pieces)
-    return StreamingResponse(body, headers=headers, media_type="application/octet-stream")
+    return await respond_in_pieces(pieces, "application/octet-stream", headers)
 
 
 async def _iterate_content(
@@ -212,14 +201,3 @@ async def _iterate_content(
             check()
             yield piece
             FILE_BYTES.labels("out").inc(len(piece))
-
-
-async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for piece in rest:
-        yield piece
-
-
-def json_response(body: object) -> Response:
-    """Return a response with a JSON body."""
-    return Response(orjson.dumps(body), media_type="application/json")

@@ -18,9 +18,10 @@ from api.schemas.files import MAX_PARTS, CompleteUpload, CreateUpload
 from api.schemas.parsing import decode, parse
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import read_body_in_time, request_key
-from gateway.entrypoints.files.file_routes import CLIENT_GONE, json_response
+from gateway.entrypoints.files.file_routes import CLIENT_GONE
 from gateway.entrypoints.files.multipart_reader import FileBegin
 from gateway.entrypoints.files.transfers import receive_form, transfer
+from gateway.entrypoints.plain_responses import render_json
 from gateway.metrics import FILE_BYTES
 from gateway.replies.record_queue import ClientGone
 from streams.errors import BadRequest, PayloadTooLarge
@@ -66,7 +67,7 @@ async def _create(context: GatewayContext, request: Request) -> Response:
         key=principal.key.id,
     )
     stored = await context.files.create(file, principal.tenant.max_stored_bytes)
-    return json_response(file_bodies.upload_object(stored))
+    return render_json(file_bodies.upload_object(stored))
 
 
 async def _read(context: GatewayContext, request: Request, schema: type[B]) -> B:
@@ -96,7 +97,7 @@ async def _add_part(context: GatewayContext, request: Request) -> Response:
         return Response(status_code=CLIENT_GONE)
     FILE_BYTES.labels("in").inc(part.size)
     now = int(context.broker.clock.now())
-    return json_response(file_bodies.part_object(stored, part.id, now))
+    return render_json(file_bodies.part_object(stored, part.id, now))
 
 
 async def _find_pending(context: GatewayContext, principal: Principal, told: str) -> StoredFile:
@@ -143,7 +144,7 @@ async def _complete(context: GatewayContext, request: Request) -> Response:
     told = request.path_params["upload"]
     upload = await _find(context, principal, told)
     if upload.state is FileState.READY and [part.id for part in upload.parts] == wanted:
-        return json_response(file_bodies.upload_object(upload))  # it is asked for again
+        return render_json(file_bodies.upload_object(upload))  # it is asked for again
     ready = _join(upload, wanted, told)
     if body.md5:
         await _check_md5(context, principal, ready, body.md5.lower())
@@ -151,7 +152,7 @@ async def _complete(context: GatewayContext, request: Request) -> Response:
     log.info(
         "file_stored", tenant=stored.tenant, file=file_bodies.file_id(stored), bytes=stored.size
     )
-    return json_response(file_bodies.upload_object(stored))
+    return render_json(file_bodies.upload_object(stored))
 
 
 def _join(upload: StoredFile, wanted: list[str], told: str) -> StoredFile:
@@ -189,4 +190,4 @@ async def _cancel(context: GatewayContext, request: Request) -> Response:
     upload = await _find_pending(context, principal, request.path_params["upload"])
     await context.files.delete(upload)
     cancelled = replace(upload, state=FileState.DELETED)
-    return json_response(file_bodies.upload_object(cancelled))
+    return render_json(file_bodies.upload_object(cancelled))

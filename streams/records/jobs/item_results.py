@@ -36,7 +36,7 @@ DEADLINE_EXCEEDED, CANCELLED = "deadline_exceeded", "cancelled"
 
 @dataclass(frozen=True)
 class ItemResult:
-    """How a line of a job ended: what it generated, or why it failed.
+    """Result of a job's line: what it generated, or why it failed.
 
     `code` is empty for a success, else that of the error in `message`. `text`, `logprobs`,
     `vectors` and `labels` are those of the request's token log, of all its records. `ended` is in
