@@ -1,4 +1,4 @@
-"""Who reaches what: every class of credential tries everything on a running cell.
+"""Adversaries: every class of credential tries everything on a running cell.
 
 targets             every subject and call of the JetStream API, with names filled in
 promises            what each class may read and write; everything else is a hole

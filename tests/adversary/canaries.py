@@ -1,4 +1,4 @@
-"""What an adversary must not read, and how it is recognised in the bytes that it was sent. Pure."""
+"""Secrets that no adversary may read, and their recognition in the bytes it was sent. Pure."""
 
 import base64
 import binascii

@@ -47,7 +47,7 @@ MOCK_SPEED = {"ttft_ms": 5, "itl_ms": 3}
 
 
 def pinned(worker: str, model: str) -> Pins:
-    """What the user of a worker with one model is pinned to."""
+    """Pins of the user of a worker with one model."""
     return Pins(id=worker, pools=((model, MOCK_VERSION),))
 
 

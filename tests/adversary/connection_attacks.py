@@ -26,7 +26,7 @@ _NO_KEY = ""
 
 
 def _plain_connects() -> list[dict[str, object]]:
-    """What a client without a signed token may say of itself."""
+    """Claims that a client without a signed token may make of itself."""
     key = KEYS[MALLORY]
     return [
         {},
@@ -96,7 +96,7 @@ async def connect(cell: RunningCell, received: Received) -> tuple[int, int, list
 
 
 async def _say(url: str, told: dict[str, object]) -> bytes:
-    """What a server answers to a client that subscribes to everything, and says this of itself."""
+    """Answer of a server to a client that subscribes to everything, and says this of itself."""
     host, port = url.removeprefix("nats://").rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     hello = json.dumps({"verbose": False, "headers": True, "lang": "c", **told})
@@ -105,7 +105,7 @@ async def _say(url: str, told: dict[str, object]) -> bytes:
 
 
 async def _rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """What comes until a server closes, or for some seconds."""
+    """Bytes that come until a server closes, or for some seconds."""
     said = b""
     try:
         async with asyncio.timeout(_READ_SECONDS):
@@ -134,7 +134,7 @@ async def join_cluster(cell: RunningCell, received: Received) -> tuple[int, int,
 
 
 async def _pose_as_server(port: int, password: str | None, accounts: list[str]) -> bytes:
-    """What a node says to a server that wants everything of these accounts."""
+    """Answer of a node to a server that wants everything of these accounts."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     told = json.loads((await reader.readline()).removeprefix(b"INFO "))
     name = f"N{MARK.upper()}"

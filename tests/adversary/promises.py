@@ -1,4 +1,4 @@
-"""What is promised of each class of adversary: what it may read and write, and nothing else. Pure.
+"""Promises about each class of adversary: all that it may read and write. Pure.
 
 Of tenants and workers it is written here, beside the table of rights and not from it, so that a
 right too many is found. Of processes that serve everybody it is the table: what they reach by their

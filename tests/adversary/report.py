@@ -1,4 +1,4 @@
-"""What became of each attack: rows, and the table that is printed. Pure."""
+"""Outcome of each attack: rows, and the table that is printed. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _line(cells: Sequence[object]) -> str:
 
 
 def reached_by_job(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """What each class reached within its promise, over all attacks."""
+    """Reach of each class within its promise, over all attacks."""
     found: dict[str, dict[str, int]] = {}
     for row in rows:
         for kind, count in row.by_job.items():

@@ -43,7 +43,7 @@ _NETWORK: dict[tuple[Adversary, str], HttpAttack] = {
 
 @dataclass
 class Outcome:
-    """What an attack counts itself: tries, refusals, effects on others, what it reached by job."""
+    """Counts of an attack: tries, refusals, effects on others, and its reach within its promise."""
 
     tries: int
     refused: int

@@ -1,4 +1,4 @@
-"""What is stored, and how it is configured, before an attack and after: by users in the stores.
+"""Audit of streams and their configuration before and after an attack, by users in the stores.
 
 Nobody has such users; the audit makes them with the stores' own keys.
 """
@@ -47,7 +47,7 @@ class StreamFacts:
 
 @dataclass
 class Changes:
-    """What an attack has changed, as sentences: beyond its promise, and within it by subject."""
+    """Changes by an attack, as sentences: beyond its promise, and within it by subject."""
 
     holes: list[str] = field(default_factory=list)
     by_job: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class StoreAudit:
     async def changes(
         self, before: Mapping[str, StreamFacts], promise: Promise
     ) -> tuple[Changes, dict[str, StreamFacts]]:
-        """What an adversary has changed since `before`, and all streams as they are now."""
+        """Changes by an adversary since `before`, and all streams as they are now."""
         for client in self._stores.values():
             await client.flush()
         after, changes = await self.snapshot(), Changes()

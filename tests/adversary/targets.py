@@ -53,7 +53,7 @@ WILDCARDS = (
 
 @dataclass(frozen=True)
 class Names:
-    """What subjects are filled in with: a victim's names, or an adversary's own."""
+    """Names that fill in subjects: a victim's, or an adversary's own."""
 
     tenant: str
     model: str

@@ -35,7 +35,7 @@ SHORT, LONG = 12, 200  # tokens; a long one is there for a second to be aimed at
 
 
 def expected_text(prompt: str, max_tokens: int) -> str:
-    """What the mock says to a prompt."""
+    """Answer of the mock to a prompt."""
     engine, text = MockEngine(ttft_ms=0, itl_ms=0), ""
     sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
     engine.add(Sequence("expected", list(prompt.encode()), sampling))

@@ -67,7 +67,7 @@ class WorkerAttacks:
                     attacker.effects.append(f"the leader of {model} believes a beat of {name}")
 
     async def _workers(self, model: str) -> dict[str, dict[str, Any]]:
-        """What a model's leader knows of its workers."""
+        """Workers as a model's leader knows them."""
         file = "asking-operator"
         async with self._cell.broker.client(UserClass.OPERATOR, file) as operator:
             report = await eventually(lambda: operator.ask(subjects.report(model)))

@@ -1,4 +1,4 @@
-"""What an operator, or a thief of his, does to a run's accounts and users while all goes on."""
+"""Changes of a run's accounts and users while all goes on, by an operator or a thief of his."""
 
 import asyncio
 import sys

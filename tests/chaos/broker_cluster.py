@@ -70,7 +70,7 @@ class BrokerCluster:
         return self.disk(number) / "accounts"
 
     def violations(self) -> dict[str, list[str]]:
-        """What users have tried that they may not, as each node has logged it."""
+        """Violations of users, as each node has logged them."""
         names = [f"nats-{number}" for number in range(self.count)]
         return {name: find_violations(self._home / name / "server.log") for name in names}
 

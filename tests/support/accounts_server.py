@@ -51,7 +51,7 @@ class AccountsServer(NatsServer):
         guard(self.url)
 
     def violations(self) -> list[str]:
-        """What users have tried that they may not: lines of the log with who and on what."""
+        """Violations of users: lines of the log with who and on what."""
         return find_violations(self.store / "server.log")
 
 
@@ -142,7 +142,7 @@ def _shared_accounts() -> AccountsBlock:
 
 
 def observed_accounts(cell: CellDirectory) -> AccountsBlock:
-    """What servers of a cell are told of its accounts, the observer's and the producer's."""
+    """Accounts as a cell's servers are told of them, with the observer's and the producer's."""
     block, (observer, _) = cell.accounts_block(), _account(_OBSERVERS)
     producer, _ = _account(PRODUCER)
     claims = {
@@ -161,7 +161,7 @@ def observer_token(cell: CellDirectory) -> str:
 
 
 def _observed(mint: Mint) -> Iterator[Right]:
-    """What any process imports, no subject twice: a store would hear what is sent twice."""
+    """Imports of all processes, no subject twice: a store would hear what is sent twice."""
     found = dict.fromkeys(r for each in UserClass for r in rights_of(each, mint.shards))
     for right in found:
         is_repeated = right.local is None and _names_stream(right.subject)

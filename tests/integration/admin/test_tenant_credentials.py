@@ -208,7 +208,7 @@ async def test_older_claims_do_not_stay(
 
 
 async def stored_claims(cell: AccountsCell, account: str) -> list[str]:
-    """What the server has been told of an account."""
+    """Claims of an account as the server has them."""
     return [file.read_text() for file in cell.resolver_directory(0).rglob(f"{account}.jwt")]
 
 

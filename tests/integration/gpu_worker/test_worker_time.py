@@ -1,4 +1,4 @@
-"""What workers cost: all of their time is in the ledger, divided over requests and the rest."""
+"""Costs of workers: all of their time is in the ledger, divided over requests and the rest."""
 
 from contextlib import AsyncExitStack
 from typing import Any
@@ -31,7 +31,7 @@ async def read_times(c: BrokerClient) -> list[WorkerTime]:
 
 
 async def read_costs(c: BrokerClient) -> dict[str, Any]:
-    """What `usage --by model --costs` adds up for the one model."""
+    """Sums of `usage --by model --costs` for the one model."""
     rollups = UsageRollups(c.broker)
     await rollups.roll_up()
     days = usage_sums.list_days(*usage_sums.recent_days(c.broker.clock.now()))

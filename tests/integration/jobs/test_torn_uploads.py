@@ -31,7 +31,7 @@ async def has_chunks(broker: Broker) -> bool:
 async def test_a_gateway_that_is_killed_leaves_no_half_of_a_file(
     nats_url: str, tmp_path: Path
 ) -> None:
-    """What it had stored is no file; the next gateway stores it whole, and earlier ones stay."""
+    """The part that was stored is no file; the next gateway stores it whole."""
     port = free_port()
     async with (
         gateways(nats_url) as (other,),

@@ -13,7 +13,7 @@ from tests.support.services import jobs_settings, running
 
 
 class Answer(NamedTuple):
-    """What a command has printed, and its exit status."""
+    """Output of a command, and its exit status."""
 
     status: int
     out: str

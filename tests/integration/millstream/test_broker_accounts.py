@@ -1,4 +1,4 @@
-"""What `millstream up` makes of accounts before nats-server starts, and how it asks for health."""
+"""Accounts of `millstream up`: made before nats-server starts; and how it asks for health."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ class EmbeddedServer(NatsServer):
 
 
 async def stored(url: str, files: ConnectionFiles) -> list[bytes]:
-    """What the ledger has."""
+    """Records of the ledger."""
     async with connect(url, "test", files) as broker:
         return [m.data for m in await broker.read_subject(LEDGER, LEDGER_SUBJECT)]
 

@@ -1,4 +1,4 @@
-"""What a tenant's producer is given: credentials, and programs that know their server."""
+"""Files for a tenant's producer: credentials, and programs that know their server."""
 
 import ast
 import json

@@ -120,7 +120,7 @@ def test_containers_may_take_longer_to_stop_than_services_to_drain() -> None:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command at the top of compose.yaml makes, in place of `./broker`."""
+    """Directory that the command at the top of compose.yaml makes, in place of `./broker`."""
     text = (ROOT / "compose.yaml").read_text()
     (words,) = re.findall(r"^#   millstream (broker init .*?) *#", text, re.MULTILINE)
     made = tmp_path_factory.mktemp("cell") / "broker"

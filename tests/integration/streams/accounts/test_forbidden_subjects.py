@@ -1,4 +1,4 @@
-"""Who may not publish to a subject is told so at once, by whatever call, and what to do."""
+"""Publishing without the right fails at once, by whatever call, and says what to do."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""What a process of a test may not do is found in the log of its server, and fails the test."""
+"""Violations in the log of a test's server fail the test."""
 
 from pathlib import Path
 
