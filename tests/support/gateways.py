@@ -273,13 +273,13 @@ class RunningGateway:
     async def answers(self) -> bool:
         try:
             return (await self.request("GET", "/healthz", key=None)).status == 200
-        except OSError:
+        except (OSError, asyncio.IncompleteReadError):
             return False
 
     async def is_ready(self) -> bool:
         try:
             return (await self.request("GET", "/readyz", key=None)).status == 200
-        except OSError:
+        except (OSError, asyncio.IncompleteReadError):
             return False
 
     async def metric(self, name: str) -> float:
