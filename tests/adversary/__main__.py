@@ -37,8 +37,9 @@ def main() -> int:
 
 
 def _tell(row: Row) -> None:
-    """Show on stderr how far the run is."""
-    print(f"{row.adversary}: {row.attack}: {row.tries} tries", file=sys.stderr, flush=True)
+    """Show on stderr how far the run is, and what was found."""
+    told = [f"{row.adversary}: {row.attack}: {row.tries} tries", *report.holes([row])]
+    print(*told, sep="\n", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

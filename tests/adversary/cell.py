@@ -1,10 +1,13 @@
 """A cell that runs: all services with users of their own, two models, and its tenants."""
 
+import asyncio
 import shutil
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import nats.errors
 from nats.js.api import StreamConfig
@@ -23,7 +26,7 @@ from registry.models import MOCK_VERSION, mock_model
 from streams.accounts.access import UserClass
 from streams.accounts.credentials_file import UserCredentials
 from streams.accounts.rights import Pins
-from streams.base_settings import TenantSettings
+from streams.base_settings import ServiceSettings, TenantSettings
 from streams.broker.account_claims import push_claims
 from tests.support.accounts_cell import AccountsCell, admin_api
 from tests.support.eventually import eventually
@@ -59,6 +62,7 @@ class RunningCell:
     gateways: list[RunningGateway] = field(default_factory=list)
     admin_port: int = 0
     metrics_port: int = 0
+    ended: list[str] = field(default_factory=list)  # services that have ended, and by which error
 
     def tenant_user(self, tenant: str) -> UserCredentials:
         """Credentials of a user of a tenant that publishes to NATS."""
@@ -92,6 +96,22 @@ async def running_cell(home: Path, nodes: int) -> AsyncIterator[RunningCell]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+@dataclass
+class _Noted:
+    """A service whose end before it was told to is noted in the cell."""
+
+    service: Any
+    cell: RunningCell
+
+    async def run(self, settings: ServiceSettings, stop: asyncio.Event) -> None:
+        """As the service does."""
+        try:
+            await self.service.run(settings, stop)
+        except BaseException as error:
+            self.cell.ended.append(f"{settings.id} has ended: {traceback.format_exception(error)}")
+            raise
+
+
 async def _places_streams(broker: AccountsCell, replicas: int) -> bool:
     """Whether servers that know each other are ready to store, which takes them a while longer."""
     probe = StreamConfig("PROBE", subjects=["probe"], num_replicas=replicas)
@@ -117,7 +137,7 @@ async def _start_admin(stack: AsyncExitStack, cell: RunningCell, replicas: int) 
         replicas=replicas,
         tenants={name: TenantSettings(keys=(key,), publishes=True) for name, key in KEYS.items()},
     )
-    await stack.enter_async_context(running(admin.service, settings))
+    await stack.enter_async_context(running(_Noted(admin.service, cell), settings))
     client = HttpAdminClient(f"http://127.0.0.1:{cell.admin_port}", ADMIN_KEY)
     for model in (MODEL, SECOND):
         await eventually(lambda model=model: _registers(client, model), START_SECONDS)  # type: ignore[misc]
@@ -148,16 +168,17 @@ async def _start_services(stack: AsyncExitStack, cell: RunningCell) -> None:
             metrics_port=cell.metrics_port if number == 0 else 0,
             drain_seconds=5,
         )
-        stop = await stack.enter_async_context(running(gateway.service, settings))
+        service = _Noted(gateway.service, cell)
+        stop = await stack.enter_async_context(running(service, settings))
         cell.gateways.append(RunningGateway(settings.port, stop))
     leading = DispatcherSettings(
         nats=cell.url(2), nats_creds=cell.creds(UserClass.DISPATCHER, "d1"), id="d1"
     )
-    await stack.enter_async_context(running(dispatcher.service, leading))
+    await stack.enter_async_context(running(_Noted(dispatcher.service, cell), leading))
     for number, (name, model) in enumerate((("w1", MODEL), ("w2", SECOND))):
         creds = cell.creds(UserClass.WORKER, name, pinned(name, model))
         serving = WorkerSettings(nats=cell.url(number), nats_creds=creds, id=name, model=(model,))
-        await stack.enter_async_context(running(gpu_worker.service, serving))
+        await stack.enter_async_context(running(_Noted(gpu_worker.service, cell), serving))
     for each in cell.gateways:
         for model in (MODEL, SECOND):
             await eventually(lambda each=each, model=model: _serves(each, model), START_SECONDS)  # type: ignore[misc]

@@ -83,7 +83,7 @@ class Run:
             outcome.refused,
             {kind: size for kind, size in found.items() if kind not in promise.reads},
             outcome.effects + changes.holes,
-            self.victims.wrong[wrong:],
+            self.victims.wrong[wrong:] + self.cell.ended,
             by_job | changes.by_job | outcome.reached,
         )
         self.rows.append(row)

@@ -29,6 +29,7 @@ async def rotate_keys(cluster: Cluster) -> None:
     async with _connect_system(cluster) as client:  # the command knows no observers
         await push_claims(client, observer_token(cluster.cell), PUSH_SECONDS)
     await _run_rotate(cluster, "users")
+    await cluster.issue_credentials()
     await eventually(lambda: _run_rotate(cluster, "accounts", "--finish"), RENEW_SECONDS)
 
 

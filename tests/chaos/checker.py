@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from streams import topology
-from tests.chaos.history import Event, LedgerEntry, StoredLog
+from tests.chaos.history import BatchEnded, BatchSubmitted, Event, LedgerEntry, StoredLog
 from tests.chaos.indexed_history import IndexedHistory, ObservedRequest
 
 Violations = Iterator[tuple[str, str]]
@@ -157,8 +157,53 @@ def refused_clearly(story: IndexedHistory) -> Violations:
 def accepted_in_the_end(story: IndexedHistory) -> Violations:
     """Nobody waits for ever: whoever comes again as told is let in, once the fault is over (1)."""
     for stream in story.requests.values():
-        if not stream.accepted:
+        if not stream.accepted and not stream.submitted.route:
             yield stream.submitted.request, f"never accepted; refused {len(stream.refused)} times"
+
+
+def produced_once(story: IndexedHistory) -> Violations:
+    """What the broker stored for a producer, however often, is one request (1).
+
+    A producer that has missed all replies has none of what others have; its log has it. Not where
+    records were wiped.
+    """
+    for stream in [] if story.began.wipes else story.produced:
+        name, logs = stream.submitted.request, story.logs_on(stream.submitted.route)
+        if name not in story.acknowledged:
+            yield name, "was never acknowledged"
+        elif len(logs) > 1:
+            yield name, f"became {len(logs)} requests"
+        elif not logs and not story.began.forgets and stream in story.recent:
+            yield name, "was acknowledged, and has no log"
+        elif logs and not stream.accepted and (broken := _unheard_wrong(stream, logs[0], story)):
+            yield name, broken
+
+
+def lines_answered_once(story: IndexedHistory) -> Violations:
+    """A batch ends with each of its lines once, in order, answered as alone (1, 2, 4)."""
+    for batch in story.batches:
+        end = story.batch_ends.get(batch.batch)
+        if end is None:
+            yield batch.batch, "has no end"
+        elif end.status != "completed" and not story.began.wipes:
+            yield batch.batch, f"is {end.status}"
+        elif end.status == "completed":
+            yield from _lines_wrong(batch, end, story.began.excused)
+
+
+def lines_billed_once(story: IndexedHistory) -> Violations:
+    """A line that was answered has one ledger record with that answer's tokens (5)."""
+    for batch in [] if story.began.wipes else story.batches:
+        end = story.batch_ends.get(batch.batch)
+        tries = dict(zip(batch.lines, story.tries.get(batch.batch, []), strict=False))
+        for name in end.answered if end else []:
+            bills = [bill for each in tries.get(name, []) for bill in story.bills.get(each, [])]
+            tokens = [bill.completion_tokens for bill in bills if bill.outcome == "length"]
+            if tokens != [len(batch.lines[name])]:
+                yield name, f"billed for {tokens} tokens of {len(batch.lines[name])}"
+            for bill in bills:
+                if bill.tenant != batch.tenant:
+                    yield name, f"{batch.tenant}'s is billed to {bill.tenant}"
 
 
 def known_when_resumed(story: IndexedHistory) -> Violations:
@@ -181,6 +226,9 @@ def looked_at(story: IndexedHistory) -> Violations:
     """There is evidence: others have tried to read what was accepted, the queues were counted."""
     if story.accepted and not story.probes:
         yield "tenants", "nobody has tried to read another's request"
+    for batch in story.batches if not story.began.wipes else []:
+        if batch.batch not in story.tries:
+            yield batch.batch, "its record was not read"
     for queue in {topology.REQUESTS, topology.WORK} - {left.stream for left in story.queue_depths}:
         yield queue, "was not counted"
 
@@ -232,6 +280,9 @@ RULES: tuple[Callable[[IndexedHistory], Violations], ...] = (
     within_rights,
     refused_clearly,
     accepted_in_the_end,
+    produced_once,
+    lines_answered_once,
+    lines_billed_once,
     known_when_resumed,
     nothing_astray,
     looked_at,
@@ -243,6 +294,29 @@ RULES: tuple[Callable[[IndexedHistory], Violations], ...] = (
 
 def _ids(streams: Iterable[ObservedRequest]) -> set[str]:
     return {stream.request_id for stream in streams}
+
+
+def _unheard_wrong(stream: ObservedRequest, log: StoredLog, story: IndexedHistory) -> str:
+    """What is wrong with the log of a request of which its producer has heard nothing."""
+    text, words = "".join(text for _, _, text in log.chunks), stream.submitted.words
+    if log.terminals == ["length"] and log.request_id in story.complete_logs:
+        return "" if text == "".join(words) else f"another text in its log: …{text[-40:]!r}"
+    fine = {"length", *story.began.excused}
+    return "" if fine.issuperset(log.terminals) else f"failed with {log.terminals}"
+
+
+def _lines_wrong(batch: BatchSubmitted, end: BatchEnded, excused: Iterable[str]) -> Violations:
+    for names in (end.answered, end.failed):
+        if names != [name for name in batch.lines if name in names]:
+            yield batch.batch, f"its lines came as {names}"
+    if sorted([*end.answered, *end.failed]) != sorted(batch.lines):
+        yield batch.batch, f"has answers of {end.answered} and errors of {end.failed}"
+    for name, text in zip(end.answered, end.texts, strict=True):
+        if text != "".join(batch.lines.get(name, [])):
+            yield name, f"another text: …{text[-40:]!r}"
+    for name, code in zip(end.failed, end.codes, strict=True):
+        if code not in excused:
+            yield name, f"failed with {code}"
 
 
 def _first_gap(chunks: Iterable[tuple[int, int, str]]) -> str:

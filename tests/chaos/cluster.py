@@ -5,15 +5,18 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from millstream.admin.admin_client import AdminRefused, AdminUnreachable, NatsAdminClient
 from registry.models import mock_model
 from registry.store import Registry
 from streams import subjects, topology
 from streams.accounts.access import UserClass
 from streams.accounts.cell_directory import CellDirectory
+from streams.accounts.private_file import write_whole
 from streams.accounts.rights import Pins
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
@@ -31,15 +34,17 @@ from tests.support.service_process import ServiceProcess
 
 MODEL, SYSTEM = "mock", "system"
 KEYS = {tenant: f"sk-{tenant}" for tenant in TENANTS}
+BATCH_WINDOW = 2  # lines at once, so that a batch is there when a fault strikes
 SHARDS = {1: 1, 3: 3}  # token log streams by nodes, as shipped
 READY_SECONDS = 90
 STOP_SECONDS = 45  # longer than a service may take to drain
 FAILING = Path(__file__).parent / "failing"
-KINDS = ("nats", "admin", "gateway", "dispatcher", "worker")
+KINDS = ("nats", "admin", "gateway", "dispatcher", "jobs", "worker")
 READY = {
     "admin": "admin_listening",
     "gateway": "listening",
     "dispatcher": "members_changed",
+    "jobs": "jobs_running",
     "worker": "model_ready",
 }
 
@@ -100,6 +105,19 @@ class Cluster:
             await self._register(broker)
             await eventually(lambda: self.leader(broker, LEASES["dispatcher"]), READY_SECONDS)
         await eventually(lambda: all(map(self.is_ready, self.services)), READY_SECONDS)
+        await self.issue_credentials()
+
+    async def issue_credentials(self) -> None:
+        """Give each tenant's producer credentials, or new ones, as an operator asks for them."""
+        async with connect(self.brokers.direct, "chaos") as broker:
+            admin = NatsAdminClient(broker)
+            for tenant in TENANTS:
+                found = await eventually(partial(_issue, admin, tenant), READY_SECONDS)
+                write_whole(self.producer_file(tenant), found["credentials"])
+
+    def producer_file(self, tenant: str) -> Path:
+        """The credentials of a tenant's producer."""
+        return self._home / f"{tenant}.creds"
 
     def add_user(self, name: str) -> None:
         """Give a process credentials, or new ones, which it takes up while it runs.
@@ -190,7 +208,8 @@ class Cluster:
     def _names(self) -> Iterator[str]:
         shape = self.shape
         counts = {"admin": shape.dispatchers, "gateway": shape.gateways}  # a standby for each, too
-        counts |= {"dispatcher": shape.dispatchers, "worker": shape.workers}
+        counts |= {"dispatcher": shape.dispatchers, "jobs": shape.dispatchers}
+        counts |= {"worker": shape.workers}
         for kind, count in counts.items():
             yield from (f"{kind}-{number}" for number in range(count))
 
@@ -204,6 +223,8 @@ class Cluster:
         kind, _, number = name.partition("-")
         own: dict[str, dict[str, Any]] = {
             "gateway": {"port": self._ports[int(number)]} if kind == "gateway" else {},
+            "admin": {"broker_keys": self.cell.path},
+            "jobs": {"batch_window": BATCH_WINDOW},
             "worker": {"model": f'["{MODEL}"]'},
         }
         return {
@@ -216,8 +237,19 @@ class Cluster:
         }
 
     def _write_configuration(self) -> None:
-        tables = [f'[tenants.{tenant}]\nkeys = ["{key}"]\n' for tenant, key in KEYS.items()]
+        tables = [
+            f'[tenants.{tenant}]\nkeys = ["{key}"]\npublishes = true\n'
+            for tenant, key in KEYS.items()
+        ]
         (self._home / "millstream.toml").write_text("".join(tables))
+
+
+async def _issue(admin: NatsAdminClient, tenant: str) -> dict[str, Any] | None:
+    """A tenant's new credentials; None where no admin service can issue them now."""
+    try:
+        return await admin.call("credentials.issue", name=tenant)
+    except (AdminRefused, AdminUnreachable, BrokerUnavailable):
+        return None
 
 
 def _footprints(processes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, Footprint]]:

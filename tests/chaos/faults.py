@@ -19,8 +19,8 @@ MANY_SEQUENCES = replace(TWO_OF_EACH, sequences=256, itl_ms=60)
 # Half of them are another gateway's, whose tokens lie between.
 LONG_STREAMS = Load(streams=400, seconds=10, tokens=(400, 500), cancelled=0, clients=8, kind="sdk")
 # Requests come before, during and after what is done to a part that others wait for.
-LOAD_THROUGHOUT = Load(streams=60, seconds=25, tokens=(40, 300))
-LONG_LOAD = replace(LOAD_THROUGHOUT, streams=100, seconds=50)
+LOAD_THROUGHOUT = Load(streams=60, seconds=25, tokens=(40, 300), produced=12, lines=24)
+LONG_LOAD = replace(LOAD_THROUGHOUT, streams=100, seconds=50, lines=48)
 SHORT_LOAD = Load()
 
 
@@ -55,7 +55,7 @@ def clock_steps(whom: str) -> Injections:
 
 FREEZES = [("freeze", "worker"), ("freeze", "dispatcher"), ("freeze", "nats")]
 # Of each kind the first: the others show what a process gains that lives through everything.
-KILLS = [("kill", "worker-0"), ("kill", "gateway-0"), ("kill", "dispatcher-0")]
+KILLS = [("kill", f"{kind}-0") for kind in ("worker", "gateway", "dispatcher", "jobs")]
 
 
 def a_fault_a_minute(minutes: int, choices: Sequence[tuple[str, str]]) -> Injections:
@@ -115,7 +115,7 @@ def short_alone(random: Random) -> Iterator[FaultInjection]:
 
 def short_cluster(random: Random) -> Iterator[FaultInjection]:
     """One of each kind is killed."""
-    for number, whom in enumerate(("worker", "nats", "dispatcher", "gateway")):
+    for number, whom in enumerate(("worker", "nats", "dispatcher jobs-0", "gateway")):
         yield FaultInjection(2 + 5 * number + random.uniform(0, 1), "kill", whom, 4)
 
 
@@ -126,8 +126,10 @@ def forgotten_beginnings(random: Random) -> Iterator[FaultInjection]:
     yield FaultInjection(random.uniform(5, 6), "kill", "gateway", 5)
 
 
-SERVICES = [f"{kind}-{number}" for kind in ("worker", "dispatcher", "gateway") for number in (0, 1)]
-MACHINE = "nats dispatcher gateway-0 worker-0"  # what may well run on one, at its worst
+SERVICES = [
+    f"{kind}-{number}" for kind in ("worker", "dispatcher", "jobs", "gateway") for number in (0, 1)
+]
+MACHINE = "nats dispatcher gateway-0 jobs-0 worker-0"  # what may well run on one, at its worst
 NODES = [f"nats-{number}" for number in range(3)]
 
 FAULTS = {
@@ -170,6 +172,12 @@ FAULTS = {
             TWO_OF_EACH,
             LOAD_THROUGHOUT,
             once("freeze", "dispatcher", (5, 8), 12),
+        ),
+        Fault(
+            "jobs-killed",
+            TWO_OF_EACH,
+            LOAD_THROUGHOUT,
+            each("kill", ("jobs-0", "jobs-1", "worker"), 4, 6, 8),
         ),
         Fault("admin-kill", TWO_OF_EACH, LOAD_THROUGHOUT, once("kill", "admin", (5, 8), 10)),
         Fault("nats-kill", THREE_BROKERS, LOAD_THROUGHOUT, once("kill", "nats", (5, 8), 10)),
@@ -235,7 +243,7 @@ FAULTS = {
         Fault("accounts-lost", THREE_BROKERS, LOAD_THROUGHOUT, once("forget", "nats", (5, 8), 10)),
         Fault("keys-rotated", THREE_BROKERS, LONG_LOAD, once("rotate", "keys", (4, 6), 0)),
         Fault("user-revoked", TWO_OF_EACH, LOAD_THROUGHOUT, once("revoke", "worker", (5, 8), 8)),
-        Fault("rolling-services", TWO_OF_EACH, LONG_LOAD, each("restart", SERVICES, 4, 8, 0)),
+        Fault("rolling-services", TWO_OF_EACH, LONG_LOAD, each("restart", SERVICES, 3, 6, 0)),
         Fault("rolling-nats", THREE_BROKERS, LONG_LOAD, each("restart", NODES, 5, 15, 0)),
         Fault("clock-gateway", OWN_CLOCKS, LOAD_THROUGHOUT, clock_steps("gateway")),
         Fault("clock-dispatcher", OWN_CLOCKS, LOAD_THROUGHOUT, clock_steps("dispatcher")),

@@ -27,13 +27,25 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A client wants this answered. `words` is the undisturbed output, token by token."""
+    """A client wants this answered. `words` is the undisturbed output, token by token.
+
+    `route` is where a producer wants the replies to what it publishes; others have none.
+    """
 
     at: float
     request: str
     tenant: str
     words: list[str]
     client: str
+    route: str = ""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The broker has acknowledged what a producer has published; each does so several times."""
+
+    at: float
+    request: str
 
 
 @dataclass(frozen=True)
@@ -153,6 +165,7 @@ class StoredLog:
     chunks: list[tuple[int, int, str]]
     terminals: list[str]
     attempts: int
+    route: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,37 @@ class LedgerEntry:
     tenant: str
     completion_tokens: int
     outcome: str
+
+
+@dataclass(frozen=True)
+class BatchSubmitted:
+    """A batch was made before the load; `lines` has the undisturbed output of each by its name."""
+
+    at: float
+    batch: str
+    tenant: str
+    lines: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class BatchEnded:
+    """Status of a batch and its lines, in the order of its output file and of its error file."""
+
+    at: float
+    batch: str
+    status: str
+    answered: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    codes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BatchTries:
+    """Ids of the requests that a batch's lines may have become: for each line, of its tries."""
+
+    batch: str
+    request_ids: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -197,6 +241,7 @@ class FootprintChange:
 Event = (
     RunStarted
     | Submitted
+    | Stored
     | Accepted
     | Refused
     | Started
@@ -211,6 +256,9 @@ Event = (
     | AccessViolated
     | StoredLog
     | LedgerEntry
+    | BatchSubmitted
+    | BatchEnded
+    | BatchTries
     | QueueDepth
     | MemorySample
     | FootprintChange

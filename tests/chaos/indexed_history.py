@@ -10,6 +10,9 @@ from tests.chaos.history import (
     Accepted,
     AccessProbed,
     AccessViolated,
+    BatchEnded,
+    BatchSubmitted,
+    BatchTries,
     Cancelled,
     Chunk,
     Disconnected,
@@ -22,6 +25,7 @@ from tests.chaos.history import (
     Refused,
     RunStarted,
     Started,
+    Stored,
     StoredLog,
     Submitted,
     UnexpectedFrame,
@@ -84,6 +88,10 @@ class IndexedHistory:
         self.bills: dict[str, list[LedgerEntry]] = defaultdict(list)
         for bill in self.all(LedgerEntry):
             self.bills[bill.request_id].append(bill)
+        self.acknowledged = {stored.request for stored in self.all(Stored)}
+        self.batches = self.all(BatchSubmitted)
+        self.batch_ends = {each.batch: each for each in self.all(BatchEnded)}
+        self.tries = {each.batch: each.request_ids for each in self.all(BatchTries)}
         self.probes, self.queue_depths = self.all(AccessProbed), self.all(QueueDepth)
         self.footprints, self.injections = self.all(FootprintChange), self.all(FaultInjected)
         self.unknown, self.unexpected = self.all(UnknownOnResume), self.all(UnexpectedFrame)
@@ -119,9 +127,23 @@ class IndexedHistory:
         return [stream for stream in self.requests.values() if stream.accepted]
 
     @property
+    def produced(self) -> list[ObservedRequest]:
+        """The requests that producers have published to NATS."""
+        return [stream for stream in self.requests.values() if stream.submitted.route]
+
+    def logs_on(self, route: str) -> list[StoredLog]:
+        """The token logs whose replies went to a route."""
+        return [log for log in self.logs.values() if log.route == route]
+
+    @property
     def kept(self) -> list[ObservedRequest]:
         """Those of which the brokers still had the whole log: they drop it with its age."""
-        return [each for each in self.accepted if each.submitted.at >= self._kept_since]
+        return [each for each in self.recent if each.accepted]
+
+    @property
+    def recent(self) -> list[ObservedRequest]:
+        """Those that began so late that the brokers had not dropped their logs."""
+        return [e for e in self.requests.values() if e.submitted.at >= self._kept_since]
 
 
 def _whole(logs: dict[str, StoredLog]) -> dict[str, StoredLog]:

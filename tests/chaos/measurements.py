@@ -37,7 +37,8 @@ class InjectionImpact:
 class Measurements:
     """Seconds; a stream's gap is its longest pause between two chunks.
 
-    Gaps are of the streams that ran when something struck (all, if nothing did), without those of
+    Times are without those of producers, who ask again for what they miss only now and then. Gaps
+    are of the streams that ran when something struck (all, if nothing did), without those of
     clients that were told how to read, and `moved` those that another attempt went on with.
     `accept` is from the first try to the promise over all tries, so its most is how long new
     requests were kept out; `first` from the promise to the first token. `growth` is in MiB an hour,
@@ -63,10 +64,11 @@ class Measurements:
 def measure(story: IndexedHistory) -> Measurements:
     """Raises nothing: where nothing was seen, a figure is 0."""
     streams = list(story.requests.values())
-    struck = [stream for stream in streams if _ran_at_a_strike(stream, story)]
+    asked = [stream for stream in streams if not stream.submitted.route]
+    struck = [stream for stream in asked if _ran_at_a_strike(stream, story)]
     gaps = [_gap(stream) for stream in struck]
-    accepts = [s.accepted[0].at - s.submitted.at for s in streams if s.accepted]
-    firsts = [s.chunks[0].at - s.accepted[0].at for s in streams if s.chunks and s.accepted]
+    accepts = [s.accepted[0].at - s.submitted.at for s in asked if s.accepted]
+    firsts = [s.chunks[0].at - s.accepted[0].at for s in asked if s.chunks and s.accepted]
     return Measurements(
         streams=len(streams),
         right=sum(stream.is_right for stream in streams),
@@ -104,7 +106,8 @@ def _growth(story: IndexedHistory) -> Iterator[tuple[str, float]]:
 
 
 def _felt(story: IndexedHistory) -> Iterator[InjectionImpact]:
-    streams = [s for s in story.requests.values() if s.submitted.client not in story.readers]
+    asked = [s for s in story.requests.values() if not s.submitted.route]
+    streams = [s for s in asked if s.submitted.client not in story.readers]
     strikes = list(_together(story))
     for strike, following in zip_longest(strikes, strikes[1:]):
         between = strike[0].at, following[0].at if following else inf

@@ -5,7 +5,7 @@ leads) is named by its part and resolved when it is struck.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Literal
 
@@ -14,6 +14,7 @@ from gpu_worker.engines.mock import MockEngine
 from streams.messages import Sampling
 
 TENANTS = ("acme", "other")
+BESIDE_TOKENS = (40, 100)  # of what producers ask for, and lines of a batch
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Load:
     evenly: bool = False  # each client asks as often as the others
     kind: Literal["plain", "sdk", "slow"] = "plain"  # through which clients
     logprobs: int = 0  # alternatives with each token: they make frames large
+    produced: int = 6  # requests that producers publish to NATS beside these
+    lines: int = 10  # of a batch that runs beside
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
+    """Requests of clients, of producers (whose `client` is the number of a tenant), of a batch."""
+
     requests: list[PlannedRequest]
     injections: list[FaultInjection]
+    produced: list[PlannedRequest]
+    lines: list[PlannedRequest]
 
 
 def plan(fault: Fault, seed: int) -> Plan:
@@ -100,7 +107,19 @@ def plan(fault: Fault, seed: int) -> Plan:
     random = Random(f"{fault.name} {seed}")
     strikes = sorted(fault.injections(random), key=lambda strike: strike.at)
     asks = [_ask(fault.load, random, number) for number in range(fault.load.streams)]
-    return Plan(sorted(asks, key=lambda ask: ask.at), strikes)
+    beside = replace(fault.load, tokens=BESIDE_TOKENS, cancelled=0, logprobs=0)
+    produced = [_ask(beside, random, number) for number in range(fault.load.produced)]
+    lines = [_ask(beside, random, number) for number in range(fault.load.lines)]
+    return Plan(
+        _by_time(asks),
+        strikes,
+        _by_time(replace(a, name=f"p{n}", client=n % len(TENANTS)) for n, a in enumerate(produced)),
+        [replace(ask, name=f"line-{number}") for number, ask in enumerate(lines)],
+    )
+
+
+def _by_time(asks: Iterable[PlannedRequest]) -> list[PlannedRequest]:
+    return sorted(asks, key=lambda ask: ask.at)
 
 
 def _ask(load: Load, random: Random, number: int) -> PlannedRequest:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import nats.errors
 
-from streams import topology
 from streams.broker.broker_client import Broker
 from tests.chaos import network_partition, stored_state
+from tests.chaos.batch_client import BatchClient
 from tests.chaos.cluster import KEYS, Cluster, Footprint
 from tests.chaos.fault_actions import ACTIONS
 from tests.chaos.history import (
@@ -26,10 +26,12 @@ from tests.chaos.history import (
     RunStarted,
     Submitted,
 )
-from tests.chaos.plan import TENANTS, Fault, FaultInjection, Plan, PlannedRequest, plan, tenant_of
+from tests.chaos.plan import TENANTS, Fault, FaultInjection, PlannedRequest, plan, tenant_of
+from tests.chaos.producer_client import ProducerClient
 from tests.chaos.recording_client import LoadClient, RecordingClient
 from tests.chaos.sdk_client import SdkClient
 from tests.chaos.slow_client import SlowClient
+from tests.chaos.stored_state import QUEUES
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 
@@ -80,17 +82,25 @@ async def _recorded(cluster: Cluster, fault: Fault, seed: int) -> list[Event]:
     recorder, planned = Recorder(), plan(fault, seed)
     async with _clients(cluster, RecordingClient, fault.load.clients, recorder) as clients:
         await _warm_up(clients)
+    tenant = TENANTS[0]
+    batch = BatchClient(tenant, KEYS[tenant], cluster.gateways, recorder.clock, recorder.add)
     before = await _footprints(cluster)
+    await batch.submit(planned.lines)
     recorder.begin(RunStarted(fault.name, seed, list(fault.excused), fault.forgets, fault.wipes))
     kind = CLIENTS[fault.load.kind]
-    async with _clients(cluster, kind, fault.load.clients, recorder) as clients:
+    batch.note_begin()
+    async with (
+        _clients(cluster, kind, fault.load.clients, recorder) as clients,
+        _producers(cluster, recorder) as producers,
+    ):
         cluster.readers = {c.name: c for c in clients if isinstance(c, SlowClient)}
         async with _sampling(cluster, recorder), asyncio.TaskGroup() as tasks:
-            tasks.create_task(_load(planned, clients, recorder))
+            tasks.create_task(_load(planned.requests, clients, recorder))
+            tasks.create_task(_load(planned.produced, producers, recorder))
             for strike in planned.injections:
                 random = Random(f"{seed} {strike.at}")  # each strike may hit another one
                 tasks.create_task(_inject(cluster, strike, random, recorder))
-        await _all_ended(clients)
+        await asyncio.gather(_all_ended([*clients, *producers]), batch.read(PATIENCE_SECONDS))
     async with _clients(cluster, RecordingClient, len(TENANTS), recorder) as strangers:
         await _probe(strangers, recorder)
     async with connect(cluster.brokers.direct, "chaos") as broker:
@@ -113,9 +123,34 @@ async def _clients(
         order = urls[first:] + urls[:first]
         name = f"client-{number}"
         made.append(kind(name, tenant, KEYS[tenant], order, recorder.clock, recorder.add))
+    async with _running(made):
+        yield made
+
+
+@asynccontextmanager
+async def _producers(cluster: Cluster, recorder: Recorder) -> AsyncIterator[list[ProducerClient]]:
+    """A producer of each tenant."""
+    made = [
+        ProducerClient(
+            f"producer-{number}",
+            tenant,
+            cluster.brokers.direct,
+            cluster.producer_file(tenant),
+            recorder.clock,
+            recorder.add,
+        )
+        for number, tenant in enumerate(TENANTS)
+    ]
+    async with _running(made):
+        yield made
+
+
+@asynccontextmanager
+async def _running(made: Sequence[LoadClient]) -> AsyncIterator[None]:
+    """Clients run until the block ends."""
     running = [asyncio.create_task(client.run(), name=client.name) for client in made]
     try:
-        yield made
+        yield
     finally:
         for task in running:
             task.cancel()
@@ -145,8 +180,10 @@ async def _warm_up(clients: Sequence[RecordingClient]) -> None:
     await _all_ended(clients)
 
 
-async def _load(planned: Plan, clients: Sequence[LoadClient], recorder: Recorder) -> None:
-    for ask in planned.requests:
+async def _load(
+    asks: Sequence[PlannedRequest], clients: Sequence[LoadClient], recorder: Recorder
+) -> None:
+    for ask in asks:
         await asyncio.sleep(max(0.0, ask.at - recorder.clock()))
         await clients[ask.client].submit(ask)
 
@@ -193,8 +230,7 @@ async def _wait_until_idle(broker: Broker) -> None:
     deadline = time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < deadline:
         try:
-            queues = (topology.REQUESTS, topology.WORK)
-            if not sum([await stored_state.message_count(broker, queue) for queue in queues]):
+            if not sum([await stored_state.message_count(broker, each) for each in QUEUES]):
                 return
         except (nats.errors.Error, TimeoutError):
             continue  # a leader is being elected

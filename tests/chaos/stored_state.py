@@ -4,14 +4,21 @@ import itertools
 from collections.abc import Iterator
 from functools import partial
 
+from api.batch_bodies import batch_id
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage
 from streams.broker.retry import retry_for
 from streams.messages import LedgerRecord
+from streams.records.jobs.batch_records import Batch
+from streams.records.jobs.item_results import make_request_id
 from streams.records.token_log import decode_contents
-from tests.chaos.history import Event, LedgerEntry, QueueDepth, StoredLog
+from tests.chaos.history import BatchTries, Event, LedgerEntry, QueueDepth, StoredLog
+from tests.chaos.plan import TENANTS
 
 PATIENCE_SECONDS = 120.0
+MOST_TRIES = 20
+INGRESS = tuple(map(topology.ingress_stream_name, TENANTS))
+QUEUES = (topology.REQUESTS, topology.WORK, *INGRESS)
 
 
 async def read_stored_events(broker: Broker, shards: int) -> list[Event]:
@@ -22,9 +29,20 @@ async def read_stored_events(broker: Broker, shards: int) -> list[Event]:
         events += _logs(await _all(broker, stream, "infer.token.>"))
     ledger = await _all(broker, topology.LEDGER, "infer.ledger.>")
     events += [_bill(message) for message in ledger]
-    for stream in (topology.REQUESTS, topology.WORK):
-        events.append(QueueDepth(stream, await message_count(broker, stream)))
-    return events
+    events += await _batches(broker)
+    return [*events, *[QueueDepth(each, await message_count(broker, each)) for each in QUEUES]]
+
+
+async def _batches(broker: Broker) -> list[BatchTries]:
+    found = await _all(broker, topology.BATCHES, subjects.ALL_BATCH_RECORDS)
+    newest = {message.subject: Batch.unpack(message.data, message.seq) for message in found}
+    return [BatchTries(batch_id(batch), _tries(batch)) for batch in newest.values()]
+
+
+def _tries(batch: Batch) -> list[list[str]]:
+    """Ids by line; a line has few tries that began, and any number that never did."""
+    numbers = range(1, MOST_TRIES + 1)
+    return [[make_request_id(batch.secret, i, n) for n in numbers] for i in range(batch.total)]
 
 
 async def _all(broker: Broker, stream: str, subject: str) -> list[StoredMessage]:
@@ -51,7 +69,9 @@ def _log(subject: str, found: list[StoredMessage]) -> StoredLog:
     chunks = [(r["index"], r["count"], r["text"]) for r in log.records if r["type"] == "chunk"]
     ends = [r for r in log.records if r["type"] in messages.TERMINAL_TYPES]
     outcomes = [end.get("finish_reason") or end["code"] for end in ends]
-    return StoredLog(address.request_id, address.tenant, chunks, outcomes, log.attempts)
+    return StoredLog(
+        address.request_id, address.tenant, chunks, outcomes, log.attempts, address.route
+    )
 
 
 def _bill(message: StoredMessage) -> LedgerEntry:

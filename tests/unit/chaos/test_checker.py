@@ -1,6 +1,7 @@
 """The checker finds what is wrong: a checker that finds nothing would pass everything."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,8 @@ from tests.chaos.history import (
     Accepted,
     AccessProbed,
     AccessViolated,
+    BatchEnded,
+    BatchTries,
     Cancelled,
     Chunk,
     Disconnected,
@@ -23,6 +26,7 @@ from tests.chaos.history import (
     QueueDepth,
     Refused,
     RunStarted,
+    Stored,
     StoredLog,
     Submitted,
     UnexpectedFrame,
@@ -52,13 +56,25 @@ DEAF = [
 BRIEFLY = [DEAF[0], replace(DEAF[1], at=9.0)]
 CUT = Disconnected(18.0, "client-0", 1006)
 
+PRODUCED, BATCH_END = first_event(StoredLog, "id-p"), first_event(BatchEnded, "batch")
+LINE_BILL = first_event(LedgerEntry, "id-l0-again")
+FAILED_TRY = first_event(LedgerEntry, "id-l0")  # nobody is told how far it came
+
+
+def _unheard(events: list[Event], **log: Any) -> list[Event]:
+    """A producer has heard nothing of its request, whose log is as told."""
+    heard = [e for e in events if "p" in vars(e).values() and not isinstance(e, Submitted | Stored)]
+    told = with_event_changed(PRODUCED, **log)(events)
+    return [event for event in told if event not in heard]
+
+
 NEVER = Submitted(4.0, "c", "acme", ["seven "], "client-0")
 BROKEN: list[tuple[str, Change]] = [
     ("one_terminal", without_event(first_event(Ended, "a"))),
     ("one_terminal", with_event_repeated(first_event(Ended, "a"))),
     ("one_terminal", with_event_changed(LOG, terminals=["length", "length"])),
     ("one_terminal", with_event_changed(LOG, terminals=[])),
-    ("one_request", with_event_changed(GOOD_HISTORY[9], request_id="id-c")),
+    ("one_request", with_event_changed(first_event(Accepted, "a"), request_id="id-c")),
     ("not_failed", with_event_changed(first_event(Ended, "a"), outcome="log_lost")),
     ("gap_free", without_event(SECOND)),
     ("gap_free", with_event_repeated(SECOND)),
@@ -89,6 +105,31 @@ BROKEN: list[tuple[str, Change]] = [
         "accepted_in_the_end",
         lambda events: [*events, NEVER, replace(first_event(Refused, "b"), request="c")],
     ),
+    ("produced_once", lambda events: [e for e in events if not isinstance(e, Stored)]),
+    ("produced_once", lambda events: [*events, replace(PRODUCED, request_id="id-p2")]),
+    ("produced_once", without_event(PRODUCED)),
+    ("produced_once", lambda events: _unheard(events, terminals=["attempts_exhausted"])),
+    ("produced_once", lambda events: _unheard(events, chunks=[(0, 1, "nine ")])),
+    ("lines_answered_once", without_event(BATCH_END)),
+    ("lines_answered_once", with_event_changed(BATCH_END, status="expired")),
+    ("lines_answered_once", with_event_changed(BATCH_END, answered=["l1"])),
+    ("lines_answered_once", with_event_changed(BATCH_END, texts=["ten "])),
+    ("lines_answered_once", with_event_changed(BATCH_END, failed=["l0"])),
+    ("lines_answered_once", with_event_changed(BATCH_END, failed=[], codes=[])),
+    ("lines_answered_once", with_event_changed(BATCH_END, codes=["internal_error"])),
+    (
+        "lines_answered_once",
+        with_event_changed(
+            BATCH_END, answered=["l1", "l0"], texts=["ten ", "nine "], failed=[], codes=[]
+        ),
+    ),
+    ("lines_billed_once", without_event(LINE_BILL)),
+    ("lines_billed_once", with_event_changed(LINE_BILL, completion_tokens=2)),
+    ("lines_billed_once", with_event_changed(LINE_BILL, tenant="other")),
+    (
+        "lines_billed_once",
+        with_event_changed(first_event(LedgerEntry, "id-l0"), outcome="length"),
+    ),
     ("known_when_resumed", lambda events: [*events, UnknownOnResume(4.0, "a")]),
     ("nothing_astray", lambda events: [*events, UnexpectedFrame(4.0, "client-0", "a", "chunk")]),
     ("nothing_astray", lambda events: [*events, UnexpectedFrame(4.0, "client-1", "a", "done")]),
@@ -98,6 +139,7 @@ BROKEN: list[tuple[str, Change]] = [
     ),
     ("looked_at", without_event(first_event(AccessProbed, "id-a"))),
     ("looked_at", without_event(first_event(QueueDepth, "WORK"))),
+    ("looked_at", without_event(first_event(BatchTries, "batch"))),
     ("nothing_left", with_event_changed(first_event(QueueDepth, "WORK"), messages=1)),
     (
         "back_to_baseline",
@@ -135,7 +177,9 @@ def test_a_fault_may_excuse_a_failure_and_nothing_else() -> None:
     failed = with_event_changed(first_event(Ended, "a"), outcome="log_lost")(GOOD_HISTORY)
     failed = with_event_changed(LOG, terminals=["log_lost"])(failed)
     failed = with_event_changed(first_event(LedgerEntry, "id-a"), outcome="log_lost")(failed)
-    excused = with_event_changed(first_event(RunStarted, "made"), excused=["log_lost"])(failed)
+    excused = with_event_changed(
+        first_event(RunStarted, "made"), excused=["log_lost", "work_lost"]
+    )(failed)
     assert [violation.rule for violation in check(failed)] == ["not_failed"]
     assert check(excused) == []
 
@@ -155,6 +199,20 @@ def test_brokers_that_forget_may_have_no_logs_left() -> None:
     )
     assert check(again(forgetful)) == []
     assert check([*without_event(LOG)(forgetful), UnknownOnResume(1.5, "a")]) == []
+
+
+def test_a_producer_may_miss_all_replies() -> None:
+    """They are sent once, to who listens; its request has run all the same, as its log says."""
+    assert check(_unheard(GOOD_HISTORY)) == []
+
+
+def test_a_batch_may_be_lost_with_the_store_alone() -> None:
+    """Where stored records were wiped nobody knows of it, or its lines are not billed."""
+    wiped = with_event_changed(first_event(RunStarted, "made"), wipes=True)(GOOD_HISTORY)
+    gone = with_event_changed(BATCH_END, status="not found", answered=[], texts=[], failed=[])
+    unknown = without_event(first_event(BatchTries, "batch"))
+    assert check(without_event(LINE_BILL)(gone(unknown(wiped)))) == []
+    assert check(gone(GOOD_HISTORY)) != []
 
 
 def test_a_cancel_may_cross_with_the_end() -> None:
@@ -192,7 +250,7 @@ def test_no_change_of_what_counts_goes_unseen(event: Event, data: st.DataObject)
     """Every number and name that a client, a log or a bill has said is held against another one."""
     counting = {"index", "count", "completion_tokens", "text", "outcome", "tenant", "request_id"}
     names = sorted(counting & {field.name for field in fields(event)})
-    if not names or isinstance(event, AccessProbed | Submitted):
+    if not names or isinstance(event, AccessProbed | Submitted) or event == FAILED_TRY:
         return
     name = data.draw(st.sampled_from(names))
     value = getattr(event, name)
@@ -208,7 +266,7 @@ def test_a_history_is_the_same_after_it_was_written() -> None:
 def test_figures_are_what_clients_noticed() -> None:
     """The gap is the longest pause of a stream that was hit; a refusal makes acceptance late."""
     found = measure(IndexedHistory(GOOD_HISTORY))
-    assert (found.streams, found.right, found.refusals, found.moved) == (2, 2, 1, 1)
+    assert (found.streams, found.right, found.refusals, found.moved) == (3, 3, 1, 1)
     assert found.struck == 1
     assert found.gap_max == 2.5
     assert found.accept_max == 0.6
