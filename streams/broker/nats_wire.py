@@ -69,11 +69,13 @@ class WireParser(NatsParser):
 def parse_headers(block: bytes) -> dict[str, str]:
     """Return the headers in a message's header block.
 
-    The broker's own status code, if any, becomes the header `Status` (ADR-4). Lines without a colon
-    are skipped; nothing is raised.
+    The broker's own status code, if any, becomes the header `Status` (ADR-4); a line of that name,
+    which any sender of a message may write, is dropped. Lines without a colon are skipped; nothing
+    is raised.
     """
     first, _, lines = block.partition(b"\r\n")
     headers = parse_header_lines(lines)
+    headers.pop("Status", None)
     if status := first[len(_VERSION) :].split():
         headers["Status"] = status[0].decode()
     return headers

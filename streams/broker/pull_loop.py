@@ -188,7 +188,7 @@ class PullLoop:
 
     async def _on_message(self, msg: Msg) -> None:
         self._last_heard_at = asyncio.get_running_loop().time()
-        if msg.headers and (status := msg.headers.get("Status")) is not None:
+        if (status := _status(msg)) is not None:
             self._on_status(msg.subject, status)
             return
         self._outstanding -= 1
@@ -218,7 +218,15 @@ async def pull_one(broker: Broker, stream: str, consumer: str) -> Delivery | Non
         msg = await broker.client.request(subject, query, timeout=_ANSWER_SECONDS, old_style=True)
     except (NatsError, TimeoutError, OSError) as error:
         raise BrokerUnavailable(f"no answer from consumer {consumer}: {error!r}") from error
-    return None if msg.headers and "Status" in msg.headers else to_delivery(broker, msg)
+    return to_delivery(broker, msg) if _status(msg) is None else None
+
+
+def _status(msg: Msg) -> str | None:
+    """What the broker says itself; a delivery has a subject for its acknowledgement.
+
+    A stored message may have a header `Status` of its own.
+    """
+    return None if msg.reply else (msg.headers or {}).get("Status")
 
 
 def to_delivery(broker: Broker, msg: Msg) -> Delivery:

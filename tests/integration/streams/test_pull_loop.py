@@ -59,6 +59,20 @@ async def put(broker: Broker, *payloads: bytes) -> None:
         await broker.store_retrying(subjects.work(POOL), payload, {}, 20)
 
 
+async def test_a_message_may_have_a_status_of_its_own(broker: Broker) -> None:
+    """Whoever writes to a stream chooses headers: none hides what comes behind, nor ends a pull."""
+    taker = Taker(broker)
+    async with taker.running():
+        for status in ("100", "204", "404", "409"):
+            await broker.store(subjects.work(POOL), status.encode(), {"Status": status})
+        await eventually(lambda: len(taker.taken) == 4)
+    record = subjects.dead("acme", "m")
+    for status in ("100", "204", "404"):
+        await broker.store(record, status.encode(), {"Status": status})
+    found = await broker.read_subject(topology.DEAD, record)
+    assert [message.data for message in found] == [b"100", b"204", b"404"]
+
+
 async def waiting(broker: Broker) -> int:
     """Pulls that the broker knows of."""
     info = await broker.js.consumer_info(topology.WORK, NAME)

@@ -121,3 +121,9 @@ def test_a_status_is_a_header() -> None:
     assert parse_headers(b"NATS/1.0 503\r\n\r\n") == {"Status": "503"}
     assert parse_headers(b"NATS/1.0 404 No Messages\r\nA: 1\r\n\r\n") == {"Status": "404", "A": "1"}
     assert parse_headers(b"NATS/1.0\r\nA: 1\r\n\r\n") == {"A": "1"}
+
+
+def test_nobody_but_the_broker_speaks_for_it() -> None:
+    """A stored message with such a header would end a page of messages, or a pull."""
+    assert parse_headers(b"NATS/1.0\r\nStatus: 204\r\nA: 1\r\n\r\n") == {"A": "1"}
+    assert parse_headers(b"NATS/1.0 404\r\nStatus: 204\r\n\r\n") == {"Status": "404"}
