@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import structlog
 
@@ -71,12 +71,38 @@ class _DaySums:
 
     @classmethod
     def from_message(cls, message: StoredMessage) -> Self:
-        stored = json.loads(message.data)
+        """Return the sums of a message; none, with a log event, if it cannot be read."""
         make = CostSums if subjects.is_cost_rollup(message.subject) else UsageSums
-        sums: dict[_Kind, Sums] = {
-            (name, currency): make(*numbers) for name, currency, *numbers in stored["rows"]
-        }
+        stored = _read_numbers(message)
+        try:
+            sums: dict[_Kind, Sums] = {
+                (name, currency): make(*map(_whole, numbers))
+                for name, currency, *numbers in stored["rows"]
+            }
+        except (ValueError, TypeError, KeyError) as error:
+            log.error("rollup_unreadable", subject=message.subject, reason=repr(error))
+            return cls(0, message.seq, {})
         return cls(stored["through"], message.seq, sums)
+
+
+def _read_numbers(message: StoredMessage) -> dict[str, Any]:
+    """The JSON of a roll-up or a cursor; from the beginning on, if it cannot be read.
+
+    Whoever may add up may write anything, and nobody else may end for it.
+    """
+    try:
+        stored: dict[str, Any] = json.loads(message.data)
+        return {**stored, "through": _whole(stored["through"])}
+    except (ValueError, TypeError, KeyError) as error:
+        log.error("rollup_unreadable", subject=message.subject, reason=repr(error))
+        return {"through": 0, "rows": []}
+
+
+def _whole(number: object) -> int:
+    """A number that was read; raises TypeError for anything else."""
+    if not isinstance(number, int):
+        raise TypeError(f"{number!r} is no whole number")
+    return number
 
 
 def _read_record(message: StoredMessage) -> _Numbered | None:
@@ -165,7 +191,7 @@ class UsageRollups:
     async def _read_cursor(self) -> tuple[int, int]:
         """The last sequence that all roll-ups include, and the sequence of the cursor itself."""
         found = await self._broker.read(topology.ROLLUPS, {"last_by_subj": subjects.ROLLUP_CURSOR})
-        return (json.loads(found[0].data)["through"], found[0].seq) if found else (0, 0)
+        return (_read_numbers(found[0])["through"], found[0].seq) if found else (0, 0)
 
     async def _advance(self, through: int, revision: int) -> None:
         """Set the cursor; if another process was faster, its cursor counts."""

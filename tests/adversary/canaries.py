@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from streams.messages import pack_tokens
 
 _REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
+_BATCH_ID = re.compile(rb"(?<![0-9a-f])[0-9a-f]{24}(?![0-9a-f])")  # and of a file
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{24,}={0,2}")  # JetStream's JSON has messages so
 
-KEYS, TENANTS, REQUESTS = "keys", "tenants", "requests"
+KEYS, TENANTS, REQUESTS, BATCHES = "keys", "tenants", "requests", "batches"
+OF_BATCHES = "batches' lines"  # where prompts are that are to no model alone
 
 
 def prompts_of(model: str) -> str:
@@ -30,6 +32,7 @@ class Canaries:
 
     strings: dict[str, set[bytes]] = field(default_factory=dict)
     request_ids: set[bytes] = field(default_factory=set)
+    batch_ids: set[bytes] = field(default_factory=set)  # and those of files
 
     def add_prompt(self, model: str, canary: str) -> None:
         """A string that is in prompts; the mock's tokens are its bytes."""
@@ -51,6 +54,8 @@ class Canaries:
         found = {kind for kind, known in self.strings.items() if any(c in data for c in known)}
         if not self.request_ids.isdisjoint(_REQUEST_ID.findall(data)):
             found.add(REQUESTS)
+        if not self.batch_ids.isdisjoint(_BATCH_ID.findall(data)):
+            found.add(BATCHES)
         return found
 
 

@@ -17,10 +17,12 @@ import admin.service
 import dispatcher.service
 import gateway.service
 import gpu_worker.service
+import jobs.service
 from admin.settings import AdminSettings
 from dispatcher.settings import DispatcherSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
+from jobs.settings import JobsSettings
 from millstream.admin.admin_client import AdminRefused, AdminUnreachable, HttpAdminClient
 from registry.models import MOCK_VERSION, mock_model
 from streams.accounts.access import UserClass
@@ -175,6 +177,8 @@ async def _start_services(stack: AsyncExitStack, cell: RunningCell) -> None:
         nats=cell.url(2), nats_creds=cell.creds(UserClass.DISPATCHER, "d1"), id="d1"
     )
     await stack.enter_async_context(running(_Noted(dispatcher.service, cell), leading))
+    feeding = JobsSettings(nats=cell.url(1), nats_creds=cell.creds(UserClass.JOBS, "j1"), id="j1")
+    await stack.enter_async_context(running(_Noted(jobs.service, cell), feeding))
     for number, (name, model) in enumerate((("w1", MODEL), ("w2", SECOND))):
         creds = cell.creds(UserClass.WORKER, name, pinned(name, model))
         serving = WorkerSettings(nats=cell.url(number), nats_creds=creds, id=name, model=(model,))

@@ -36,6 +36,7 @@ _PATHS = (
     "/page/../service.py",
     "/page/%2e%2e/service.py",
 )
+_OF_A_BATCH = ("", "/results", "/items/l0", "/cancel", "/pause", "/resume")
 _SIMPLE_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _SECONDS = 20.0
 
@@ -94,6 +95,9 @@ async def use_key(cell: RunningCell, names: list[Names], received: Received) -> 
             await attacker.ask(
                 server, "POST", "/v1/completions", asked, key=key, headers={**host, **headers}
             )
+        batch = {"input_file_id": f"file-{each.file}", "endpoint": "/v1/completions"}
+        batch["completion_window"] = "24h"
+        await attacker.ask(server, "POST", "/v1/batches", batch, key=key, headers=host)
     for wrong in (NORTHWIND, "null", "", KEYS[NORTHWIND][:-1], KEYS[NORTHWIND].upper(), "*", "%00"):
         await attacker.ask(server, "GET", "/v1/models", key=wrong, headers=host)
     await _use_key_at_admin_port(cell, attacker)
@@ -108,8 +112,11 @@ def _paths_of(names: Names) -> list[str]:
         f"/v1/responses/{request}",
         f"/v1/requests/{request}",
         f"/v1/requests/{request}/cancel",
-        f"/v1/batches/{request}",
-        f"/v1/files/{request}/content",
+        *(f"/v1/batches/batch_{names.batch}{each}" for each in _OF_A_BATCH),
+        *(f"/v1/files/file-{names.file}{each}" for each in ("", "/content")),
+        "/v1/batches?limit=100",
+        "/v1/files?limit=100",
+        "/v1/uploads",
         f"/v1/usage?tenant={tenant}",
         f"/v1/usage?by=key&start={DAY}&end={DAY}",
         f"/v1/models/{tenant}",

@@ -13,11 +13,19 @@ from streams import topology
 from streams.accounts import access
 from streams.accounts.access import UserClass
 from streams.accounts.rights import BrokerAccount, Pins, fill
-from tests.adversary.canaries import KEYS, REQUESTS, TENANTS, prompts_of
+from tests.adversary.canaries import (
+    BATCHES,
+    KEYS,
+    OF_BATCHES,
+    REQUESTS,
+    TENANTS,
+    prompts_of,
+)
 from tests.adversary.cell import MALLORY, MODEL, SECOND, STOLEN, pinned
 from tests.adversary.targets import MARK, covers
 
 _API = "$JS.API"
+_EMPTIES = ".STREAM.PURGE."  # of what the victims need: who has that right may, by its job
 ONE_RIGHT = f"{_API}.DIRECT.GET.{topology.DEAD}"  # of a user in a store, which nobody has
 
 
@@ -30,6 +38,7 @@ class Adversary(StrEnum):
     WORKER = "a stolen worker"
     GATEWAY = "a stolen gateway"
     DISPATCHER = "a stolen dispatcher"
+    JOBS = "a stolen jobs service"
     OPERATOR = "a stolen operator"
     PAGE = "a web page"
     STORE_USER = "control: a user in a store"
@@ -65,7 +74,7 @@ class Promise:
         values = {**self.pins.values(), "tenant": (MALLORY,)}
         rights = [r for r in access.rights_of(self.user_class) if r.action == "publish"]
         found = dict.fromkeys(s for r in rights for s in fill(r.subject, values))
-        return [_sample(each) for each in found]
+        return [_sample(each) for each in found if _EMPTIES not in each]
 
 
 def _sample(pattern: str) -> str:
@@ -96,13 +105,16 @@ _TENANT = Promise(
     user_class=UserClass.TENANT,
 )
 _WORKER_PINS = pinned(STOLEN, SECOND)
+_WORKER_READS = ("TOKENS_0", "TOKENS_jobs", "ATTEMPTS", topology.RESULTS, "KV_registry")
 _WORKER = Promise(
-    # Token logs, notes and cancels name no model: what they say of other models is told
-    reads=frozenset({prompts_of(SECOND), REQUESTS, TENANTS}),
+    # Token logs, notes, cancels and results name no model: what they say of other models is told
+    reads=frozenset({prompts_of(SECOND), REQUESTS, TENANTS, BATCHES}),
     writes=(
         "infer.token.*.*.*.*",
         "infer.attempt.*.*",
         f"infer.ledger.*.{SECOND}",
+        f"infer.worker_time.{SECOND}.{STOLEN}",
+        "infer.result.>",
         "infer.usage.*.*.*.*",
         f"infer.dead.*.{SECOND}",
         f"infer.fleet.{SECOND}.{STOLEN}",
@@ -111,10 +123,10 @@ _WORKER = Promise(
         "infer.declare",
         f"{_API}.INFO",
         *(f"{_API}.STREAM.INFO.{stream}" for stream in (topology.WORK, "KV_registry")),
-        *(f"{_API}.DIRECT.GET.{each}" for each in ("TOKENS_0", "ATTEMPTS", "KV_registry")),
+        *(f"{_API}.DIRECT.GET.{each}" for each in _WORKER_READS),
         *_own_consumers(_WORKER_PINS),
     ),
-    causes=("infer.reply.*.>", f"infer.billed.*.{SECOND}"),
+    causes=("infer.reply.*.>", f"infer.billed.*.{SECOND}", "infer.resulted.>"),
     account=BrokerAccount.WORKERS,
     pins=_WORKER_PINS,
     user_class=UserClass.WORKER,
@@ -129,18 +141,34 @@ def _by_table(user_class: UserClass, pins: Pins, *reads: str) -> Promise:
     )
 
 
-_COPIES = ("infer.reply.*.>", "infer.heard.>", "infer.billed.>", "infer.changed.idempotency.>")
-_PROMPTS = (prompts_of(MODEL), prompts_of(SECOND))
+_COPIES = (
+    "infer.reply.*.>",
+    "infer.heard.>",
+    "infer.billed.>",
+    "infer.changed.idempotency.>",
+    "infer.resulted.>",
+)
+_PROMPTS = (prompts_of(MODEL), prompts_of(SECOND), prompts_of(OF_BATCHES))
 PROMISES = {
     Adversary.NOBODY: Promise(),
     Adversary.TENANT_KEY: Promise(),
     Adversary.TENANT_USER: _TENANT,
     Adversary.WORKER: _WORKER,
     Adversary.GATEWAY: _by_table(
-        UserClass.GATEWAY, Pins("stolen-gateway"), *_PROMPTS, REQUESTS, TENANTS, KEYS
+        UserClass.GATEWAY, Pins("stolen-gateway"), *_PROMPTS, REQUESTS, TENANTS, KEYS, BATCHES
     ),
     Adversary.DISPATCHER: _by_table(
-        UserClass.DISPATCHER, Pins("stolen-dispatcher"), *_PROMPTS, REQUESTS, TENANTS, KEYS
+        UserClass.DISPATCHER, Pins("stolen-dispatcher"), *_PROMPTS, REQUESTS, TENANTS, KEYS, BATCHES
+    ),
+    # Prompts of batches alone: it reads neither requests nor work nor token logs
+    Adversary.JOBS: _by_table(
+        UserClass.JOBS,
+        Pins("stolen-jobs"),
+        prompts_of(OF_BATCHES),
+        REQUESTS,
+        TENANTS,
+        KEYS,
+        BATCHES,
     ),
     # Prompts only of dead letters; no victim's request is one
     Adversary.OPERATOR: _by_table(

@@ -135,6 +135,8 @@ class Run:
                 worker,
                 f"pool_{model}_1_standard",
                 "_INBOX.g1.x",
+                batch=self.victims.batch.removeprefix("batch_"),
+                file=self.victims.file.removeprefix("file-"),
             )
             for tenant, model, worker in kinds
         ]
@@ -177,6 +179,7 @@ OVER_BROKER = (
     Adversary.WORKER,
     Adversary.GATEWAY,
     Adversary.DISPATCHER,
+    Adversary.JOBS,
     Adversary.OPERATOR,
 )
 

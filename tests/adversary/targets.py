@@ -63,6 +63,8 @@ class Names:
     consumer: str
     inbox: str
     version: str = "1"
+    batch: str = MARK
+    file: str = MARK
 
     @property
     def key(self) -> str:
@@ -91,17 +93,28 @@ def subjects_of(names: Names) -> list[str]:
 
 def _stored(names: Names) -> list[str]:
     tenant, model, request = names.tenant, names.model, names.request
+    batch = names.batch
     return [
         subjects.request(Lane(tenant, model, Priority.BATCH)),
         subjects.work(PoolKey(model, names.version, Priority.BATCH)),
         subjects.work_placed_on(model, names.version, names.worker).replace("*", "batch"),
         subjects.log(LogAddress(tenant, names.route, request), 1),
+        subjects.log(LogAddress(tenant, names.route, f"{subjects.ITEM_PREFIX}{request}"), 1),
         subjects.ledger(tenant, model),
         subjects.outcome(tenant, model),
+        subjects.worker_time(model, names.worker),
         subjects.rollup(tenant, DAY, model),
+        subjects.cost_rollup(DAY, model),
         subjects.ROLLUP_CURSOR,
         subjects.usage(tenant, "tenant", "tokens", DAY),
         subjects.rate(tenant, "tenant", "tokens", 1),
+        subjects.threshold(tenant, "tenant", "tokens", DAY, 80),
+        subjects.result(tenant, batch, 0),
+        subjects.result_part(tenant, batch, 0, f"{MARK}-0"),
+        subjects.failed_try(tenant, batch, 0, 1),
+        subjects.batch_record(tenant, batch),
+        subjects.file_chunk(tenant, names.file, 0),
+        subjects.file_record(tenant, names.file),
         subjects.attempts(tenant, request),
         subjects.dead(tenant, model),
         subjects.replay(request),
@@ -123,6 +136,8 @@ def _heard(names: Names) -> list[str]:
         subjects.heard(subjects.GONE),
         f"infer.billed.{tenant}.{model}",
         f"infer.records.{tenant}.{names.route}.{request}",
+        subjects.resulted(tenant, names.batch).replace(">", "0").replace("*", "0"),
+        subjects.batch_changed(tenant, names.batch),
         subjects.fleet(model, names.worker),
         subjects.muster(model),
         subjects.pressure(model),

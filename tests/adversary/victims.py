@@ -10,7 +10,9 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
+import httpx
 import nats.errors
 from websockets.exceptions import WebSocketException
 
@@ -19,7 +21,7 @@ from gpu_worker.engines.mock import MockEngine
 from streams import messages
 from streams.headers import MESSAGE_ID, ROUTE
 from streams.messages import Sampling
-from tests.adversary.canaries import Canaries
+from tests.adversary.canaries import OF_BATCHES, Canaries
 from tests.adversary.cell import KEYS, MODEL, NORTHWIND, SECOND, TAILSPIN, RunningCell
 from tests.support.accounts_cell import AccountClient
 from tests.support.eventually import eventually
@@ -30,7 +32,10 @@ PROMPTS = {
     (NORTHWIND, SECOND): "tamarind-b80c3f",
     (TAILSPIN, MODEL): "cardamom-27fa9d",
 }
+LINE = "juniper-4e71b2"  # in prompts of lines of batches
 STUCK_SECONDS = 20.0
+LINES = 2  # of a batch
+_FINAL = ("completed", "failed", "expired", "cancelled")
 SHORT, LONG = 12, 200  # tokens; a long one is there for a second to be aimed at
 
 
@@ -53,7 +58,9 @@ class Victims:
     ended: int = 0
     wrong: list[str] = field(default_factory=list)
     live: dict[tuple[str, str], str] = field(default_factory=dict)  # newest request by its prompts
-    _rounds: list[int] = field(default_factory=lambda: [0, 0, 0])
+    batch: str = ""  # the newest one, and its input file
+    file: str = ""
+    _rounds: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
 
     def request_of(self, tenant: str, model: str) -> str:
         """The id of the newest request of one kind; it may run, and it may have ended."""
@@ -92,6 +99,7 @@ class Victims:
             self._ask_by_http,
             self._ask_by_websocket,
             self._ask_by_nats,
+            self._ask_by_batch,
         ]
         async with asyncio.TaskGroup() as tasks:
             for number, ask in enumerate(clients):
@@ -107,6 +115,7 @@ class Victims:
                 EOFError,
                 WebSocketException,
                 nats.errors.Error,
+                httpx.HTTPError,
             ) as error:
                 self._end(ask.__name__, repr(error), "an answer")
             self._rounds[number] += 1
@@ -130,6 +139,26 @@ class Victims:
         attempts = [each["attempt"] for each in frames if each["type"] == "started"]
         found = (frames[-1].get("finish_reason"), attempts, text_of(frames))
         self._end("websocket", found, ("length", [1], expected_text(prompt, LONG)))
+
+    async def _ask_by_batch(self) -> None:
+        gateway = self.cell.gateways[self._rounds[3] % len(self.cell.gateways)]
+        prompts = [f"{LINE} {secrets.token_hex(4)}" for _ in range(LINES)]
+        async with httpx.AsyncClient(
+            base_url=gateway.url,
+            headers={"Authorization": f"Bearer {KEYS[NORTHWIND]}"},
+            timeout=STUCK_SECONDS,
+        ) as client:
+            made = await _submit_batch(client, prompts)
+            self.batch, self.file = made["id"], made["input_file_id"]
+            for name in (self.batch, self.file):
+                self.canaries.batch_ids.add(name[-24:].encode())
+            while (found := (await client.get(f"/v1/batches/{self.batch}")).json()).get(
+                "status"
+            ) not in _FINAL:
+                await asyncio.sleep(0.05)
+            output = await client.get(f"/v1/files/{found['output_file_id']}/content")
+        said = [_answer(line) for line in output.text.splitlines()]
+        self._end("batch", said, [expected_text(prompt, SHORT) for prompt in prompts])
 
     async def _ask_by_nats(self) -> None:
         async with self.cell.broker.connected(self.cell.tenant_user(TAILSPIN)) as client:
@@ -155,6 +184,31 @@ class Victims:
         self._end("nats", (attempts, text), ([1], expected_text(prompt, SHORT)))
 
 
+async def _submit_batch(client: httpx.AsyncClient, prompts: list[str]) -> dict[str, Any]:
+    body = {"model": MODEL, "max_tokens": SHORT, "temperature": 0.0}
+    lines = [
+        {
+            "custom_id": f"l{number}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {**body, "prompt": prompt},
+        }
+        for number, prompt in enumerate(prompts)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    form = {"file": ("lines.jsonl", text)}
+    file = await client.post("/v1/files", data={"purpose": "batch"}, files=form)
+    asked = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    asked["input_file_id"] = file.raise_for_status().json()["id"]
+    made = await client.post("/v1/batches", json=asked)
+    found: dict[str, Any] = made.raise_for_status().json()
+    return found
+
+
+def _answer(line: str) -> str:
+    return str(json.loads(line)["response"]["body"]["choices"][0]["text"])
+
+
 @asynccontextmanager
 async def running_victims(cell: RunningCell) -> AsyncIterator[Victims]:
     """Victims that ask until the block ends, once each of them has had answers."""
@@ -163,6 +217,7 @@ async def running_victims(cell: RunningCell) -> AsyncIterator[Victims]:
         canaries.add_tenant(tenant, KEYS[tenant])
     for (_, model), canary in PROMPTS.items():
         canaries.add_prompt(model, canary)
+    canaries.add_prompt(OF_BATCHES, LINE)
     victims = Victims(cell, canaries)
     running = asyncio.create_task(victims.run(), name="victims")
     try:

@@ -17,7 +17,7 @@ LOST = ("work_lost", "log_lost")  # how requests end whose place in a queue was 
 OWN_CLOCKS = replace(TWO_OF_EACH, own_clocks=True)
 MANY_SEQUENCES = replace(TWO_OF_EACH, sequences=256, itl_ms=60)
 # Half of them are another gateway's, whose tokens lie between.
-LONG_STREAMS = Load(streams=400, seconds=10, tokens=(400, 500), cancelled=0, clients=8, kind="sdk")
+LONG_STREAMS = Load(streams=200, seconds=10, tokens=(400, 500), cancelled=0, clients=8, kind="sdk")
 # Requests come before, during and after what is done to a part that others wait for.
 LOAD_THROUGHOUT = Load(streams=60, seconds=25, tokens=(40, 300), produced=12, lines=24)
 LONG_LOAD = replace(LOAD_THROUGHOUT, streams=100, seconds=50, lines=48)
@@ -250,7 +250,7 @@ FAULTS = {
         Fault("clock-worker", OWN_CLOCKS, LOAD_THROUGHOUT, clock_steps("worker")),
         Fault("one-of-each", FOUR_WORKERS, EIGHT_HUNDRED_STREAMS, one_of_each),
         Fault("slow-readers", TWO_OF_EACH, LARGE_ANSWERS, slow_readers),
-        Fault("cancel-storm", ClusterShape(), cancel_storm(4000, 20), lambda _: ()),
+        Fault("cancel-storm", ClusterShape(), cancel_storm(1000, 10), lambda _: ()),
         Fault("short-alone", PARTITIONABLE, MAKE_TEST_LOAD, short_alone),
         Fault("short-cluster", THREE_BROKERS, MAKE_TEST_LOAD, short_cluster),
         Fault("nothing", TWO_OF_EACH, SHORT_LOAD, lambda _: ()),

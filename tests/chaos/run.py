@@ -223,7 +223,7 @@ async def _probe(clients: list[RecordingClient], recorder: Recorder) -> None:
     def answered() -> bool:
         return sum(isinstance(event, AccessProbed) for event in recorder.events) == len(chosen)
 
-    await eventually(answered, SETTLE_SECONDS)
+    await eventually(answered, PATIENCE_SECONDS)
 
 
 async def _wait_until_idle(broker: Broker) -> None:

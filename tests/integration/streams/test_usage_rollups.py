@@ -173,3 +173,21 @@ def test_days_are_checked(start: str, end: str) -> None:
         list_days(start, end)
     assert len(list_days("2026-02-27", "2026-03-01")) == 3
     assert usage_sums.recent_days(ACCEPTED / 1000) == ("2026-10-04", DAY)
+
+
+async def test_what_cannot_be_read_ends_nobody(broker: Broker) -> None:
+    """Whoever adds up may write anything: it is added up anew from the ledger."""
+    await write(broker, [record(number) for number in range(8)])
+    rollups = UsageRollups(broker)
+    through = await rollups.roll_up()
+    told = await sums(broker, "model")
+    for data in (b"adversary", b"[1]", b'{"through": "x", "rows": []}', b""):
+        await broker.store(subjects.ROLLUP_CURSOR, data)
+        assert await rollups.roll_up() == through
+        assert await sums(broker, "model") == told
+    sum_of_day = subjects.rollup("acme", DAY, "model.0")
+    for data in (b"adversary", b'{"through": 1, "rows": [["a", "USD", "x"]]}'):
+        await broker.store(sum_of_day, data)
+        await broker.store(subjects.ROLLUP_CURSOR, b"")
+        assert await rollups.roll_up() == through
+        assert await sums(broker, "model") == told
