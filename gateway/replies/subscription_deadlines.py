@@ -18,6 +18,7 @@ class SubscriptionDeadlines:
     expires_at: float  # the request has ended by then, whatever happens
     check_seconds: float = field(default_factory=lambda: FIRST_CHECK_SECONDS)
     lost_at: float | None = None  # when the log was found to be gone; None: it is not
+    has_been_lost: bool = False  # the log was gone once; whoever put it back may not go on with it
     search_at: float = 0.0  # when to ask for a lost log again
     orphaned_until: float | None = None  # end of the grace period, once the reader has left
     cancel_at: float | None = None  # when to send the next cancel; None: not to be cancelled
@@ -41,8 +42,14 @@ class SubscriptionDeadlines:
         return now - self.last_heard_at > self.check_seconds
 
     def mark_checked(self, now: float) -> None:
-        """Note that the silent log is being read now; the time to the next check doubles."""
+        """Note that the silent log is being read now; the time to the next check doubles.
+
+        One that was lost and put back counts as lost again: with its broker's memory its place in a
+        queue may be gone, and then nobody goes on with it.
+        """
         self.last_heard_at = now
+        if self.has_been_lost:
+            self.mark_lost(now)
         self.check_seconds = min(2 * self.check_seconds, MAX_CHECK_SECONDS)
 
     def mark_lost(self, now: float) -> None:
@@ -52,6 +59,7 @@ class SubscriptionDeadlines:
         """
         if self.lost_at is None:
             self.lost_at, self.search_at = now, now + FIRST_SEARCH_SECONDS
+        self.has_been_lost = True
 
     def mark_writer_found(self, now: float) -> None:
         """Note that somebody will write the lost log again: it counts as lost from now on only."""

@@ -97,7 +97,10 @@ async def use_key(cell: RunningCell, names: list[Names], received: Received) -> 
             )
         batch = {"input_file_id": f"file-{each.file}", "endpoint": "/v1/completions"}
         batch["completion_window"] = "24h"
-        await attacker.ask(server, "POST", "/v1/batches", batch, key=key, headers=host)
+        answer = await attacker.ask_blindly(
+            server, "POST", "/v1/batches", batch, key=key, headers=host
+        )
+        attacker.read(answer, batch["input_file_id"])
     for wrong in (NORTHWIND, "null", "", KEYS[NORTHWIND][:-1], KEYS[NORTHWIND].upper(), "*", "%00"):
         await attacker.ask(server, "GET", "/v1/models", key=wrong, headers=host)
     await _use_key_at_admin_port(cell, attacker)

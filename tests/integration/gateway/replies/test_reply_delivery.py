@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from gateway import service
 from gateway.entrypoints.websocket_reply import WebSocketReply
-from gateway.replies import relay
+from gateway.replies import relay, subscription_deadlines
 from gateway.replies.catchup import Catchup
 from gateway.replies.log_cursor import LogCursor
 from gateway.replies.log_subscription import DeliveryState, LogSubscription, StoredRecord
@@ -391,6 +391,30 @@ async def test_a_log_that_nobody_puts_back_ends_in_an_error(
         await eventually(lambda: broker.is_connected)
         await declaration.declare(broker, topology.Scale(), max_queued=10)
         relayed.unpause(following)
+        await eventually(lambda: reader.records[-1]["type"] == "error")
+        assert reader.records[-1]["code"] == "log_lost"
+        assert len(relayed) == 0
+        housekeeping.cancel()
+
+
+async def test_a_log_that_is_put_back_and_left_ends_in_an_error(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker lost the work, too, and the worker has put back what it had and let it go."""
+    monkeypatch.setattr(subscription_deadlines, "FIRST_CHECK_SECONDS", 0.1)
+    async with connect_nats(nats_server.url, "test") as broker, asyncio.TaskGroup() as tasks:
+        relayed, reader = Relay(broker, "gw-a", 1, 10), Reader()
+        await relayed.open()
+        housekeeping = tasks.create_task(relayed.run())
+        _, log = await followed(broker, relayed, reader)
+        nats_server.kill()
+        await eventually(lambda: not broker.is_connected)
+        nats_server.restart()
+        await eventually(lambda: broker.is_connected)
+        await declaration.declare(broker, topology.Scale(), max_queued=10)
+        await log.append(messages.unpack(numbered_chunk(1)))
+        await eventually(lambda: reader.records[-1].get("index") == 1)
+        monkeypatch.setattr(relay, "LOST_SECONDS", 0.1)
         await eventually(lambda: reader.records[-1]["type"] == "error")
         assert reader.records[-1]["code"] == "log_lost"
         assert len(relayed) == 0
