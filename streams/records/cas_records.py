@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import structlog
+
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import StorageFull
 from streams.headers import EXPECTED_LAST
 
+log = structlog.get_logger()
 STORE_SECONDS = 10.0  # for which a record is tried again while the broker does not answer
 
 
@@ -55,10 +58,19 @@ class CasRecords(Generic[R]):
     async def list(self, pattern: str) -> list[R]:
         """Return all records on the subjects that match a filter; raises `BrokerUnavailable`."""
         found = await self._broker.read_subject(self._stream, pattern)
-        return [self._read_message(message) for message in found]
+        return [record for message in found if (record := self._read_message(message))]
 
-    def _read_message(self, message: StoredMessage) -> R:
-        return self._unpack(message.data, message.seq)
+    def _read_message(self, message: StoredMessage) -> R | None:
+        """Return the record; None, with a log event, if it cannot be read.
+
+        It is as if it were not there: whoever may write records may write anything, and a record
+        of one tenant must not end what is done for others.
+        """
+        try:
+            return self._unpack(message.data, message.seq)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            log.error("record_unreadable", subject=message.subject, reason=repr(error))
+            return None
 
     async def write(self, subject: str, record: R) -> R:
         """Store a record if its revision is still the newest, and return it with its new one.

@@ -30,7 +30,6 @@ _KEPT = (
     topology.REPLAYS,
     topology.ATTEMPTS,
     topology.RESULTS,
-    topology.FILES,
     "TOKENS_0",
 )
 _NOT_READABLE = (topology.SIGNALS, topology.REQUESTS, topology.WORK)  # what arrives is witnessed

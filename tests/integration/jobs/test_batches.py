@@ -11,6 +11,8 @@ import openai
 import pytest
 
 import jobs.service
+from streams import subjects
+from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell
 from tests.support.services import jobs_settings, running
@@ -290,3 +292,16 @@ async def test_a_batch_waits_for_its_time(nats_url: str) -> None:
         assert batch.expires_at == 2**31 + 86400
         await client.batches.cancel(batch.id)
         assert (await ended(client, batch)).status == "cancelled"
+
+
+async def test_a_record_that_cannot_be_read_holds_no_other_batch_up(nats_url: str) -> None:
+    """A gateway or a jobs service that was stolen, or a newer release, may write anything."""
+    async with jobs_cell(nats_url) as client, connect(nats_url, "test") as broker:
+        for number, data in enumerate((b"adversary", b"", b"\x80", b"\xc0")):
+            subject = subjects.batch_record("acme", f"{number:024x}")
+            await broker.store(subject, data)
+        batch = await ended(client, await submit(client, [chat_line(0)]))
+        assert batch.status == "completed"
+        assert [each.id async for each in client.batches.list()] == [batch.id]
+        with pytest.raises(openai.NotFoundError):
+            await client.batches.retrieve(f"batch_{0:024x}")
