@@ -37,12 +37,17 @@ def check(events: Iterable[Event]) -> list[RuleViolation]:
 
 
 def one_terminal(story: IndexedHistory) -> Violations:
-    """An accepted request ends in exactly one terminal, for its client and in its log (1)."""
+    """An accepted request ends in exactly one terminal, for its client and in its log (1).
+
+    Where its place in a queue was wiped its client ends it, and nobody that of a producer.
+    """
+    left = {each.request_id for each in story.wiped if each.outcome in story.began.excused}
+    unheard = {e.request_id for e in story.wiped if e.submitted.route and not e.ended}
     for stream in story.accepted:
-        if len(stream.ended) != 1:
+        if len(stream.ended) != 1 and stream.request_id not in unheard:
             yield stream.submitted.request, f"{len(stream.ended)} terminals"
     for log in story.logs.values():
-        if len(log.terminals) != 1:
+        if len(log.terminals) != 1 and (log.terminals or log.request_id not in left | unheard):
             yield log.request_id, f"{len(log.terminals)} terminals in its log"
 
 

@@ -131,6 +131,12 @@ class IndexedHistory:
         """The requests that producers have published to NATS."""
         return [stream for stream in self.requests.values() if stream.submitted.route]
 
+    @property
+    def wiped(self) -> list[ObservedRequest]:
+        """The requests that a wiped broker may have held, and nobody else."""
+        ends = [each.at for each in self.injections if each.action == "wipe" and each.undone]
+        return [e for e in self.accepted if e.submitted.at <= max(ends, default=-1.0)]
+
     def logs_on(self, route: str) -> list[StoredLog]:
         """The token logs whose replies went to a route."""
         return [log for log in self.logs.values() if log.route == route]

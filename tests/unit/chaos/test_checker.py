@@ -201,6 +201,24 @@ def test_brokers_that_forget_may_have_no_logs_left() -> None:
     assert check([*without_event(LOG)(forgetful), UnknownOnResume(1.5, "a")]) == []
 
 
+def test_nobody_ends_what_was_wiped() -> None:
+    """Its gateway tells a client so, and a producer hears nothing more; others have their end."""
+    wipe = [FaultInjected(0.4, "wipe", "nats-0"), FaultInjected(0.7, "wipe", "nats-0", undone=True)]
+    wiped = with_event_changed(
+        first_event(RunStarted, "made"), wipes=True, forgets=True, excused=["log_lost"]
+    )(GOOD_HISTORY)
+    lost = with_event_changed(first_event(Ended, "a"), outcome="log_lost")(wiped)
+    lost = without_event(first_event(LedgerEntry, "id-a"))(lost)
+    lost = with_event_changed(LOG, terminals=[])(lost)
+    unanswered = without_event(first_event(Ended, "p"))(lost)
+    unanswered = with_event_changed(PRODUCED, terminals=[])(unanswered)
+    told = with_event_changed(BATCH_END, codes=["log_lost"])(unanswered)
+    assert check([*told, *wipe]) == []
+    assert {violation.rule for violation in check(told)} == {"one_terminal"}
+    endless = without_event(first_event(Ended, "b"))([*told, *wipe])
+    assert {violation.rule for violation in check(endless)} == {"one_terminal"}
+
+
 def test_a_producer_may_miss_all_replies() -> None:
     """They are sent once, to who listens; its request has run all the same, as its log says."""
     assert check(_unheard(GOOD_HISTORY)) == []
