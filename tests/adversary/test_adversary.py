@@ -28,7 +28,13 @@ def _ignore(row: Row) -> None:
 @pytest.mark.timeout(900)
 async def test_nobody_reaches_what_is_not_his(tmp_path: Path) -> None:
     """While others' requests run: nothing read, nothing changed, no request ended otherwise."""
-    chosen = {Adversary.NOBODY, Adversary.TENANT_KEY, Adversary.TENANT_USER, Adversary.WORKER}
+    chosen = {
+        Adversary.NOBODY,
+        Adversary.TENANT_KEY,
+        Adversary.TENANT_USER,
+        Adversary.WORKER,
+        Adversary.JOBS,
+    }
     attacks = {name: ATTACKS[name] for name in QUICK}
     run = await run_all(tmp_path, 1, chosen, _ignore, attacks)
     assert report.holes(run.rows) == []
@@ -37,6 +43,8 @@ async def test_nobody_reaches_what_is_not_his(tmp_path: Path) -> None:
     told = report.reached_by_job(run.rows)[Adversary.WORKER]
     assert told["infer.token"]  # as docs/security.md says
     assert "keys" not in told
+    told = report.reached_by_job(run.rows)[Adversary.JOBS]
+    assert told["$KV.batches"]
 
 
 async def test_a_hole_is_found(tmp_path: Path) -> None:
