@@ -58,9 +58,10 @@ class Batch:
     `completed` have succeeded and `failed` have failed, as of the message `counted` of RESULTS. All
     lines before the index `watermark`, which begins at the byte `offset`, have a result. `tries`
     has, by its index, the number of the current try of each line that is not at its first, and how
-    many of the earlier ones a worker had begun. `key` is the API key that created it, as JSON
-    without its secret. `paused` stops feeding, `not_before` delays it. `revision` is the sequence
-    of the record in its stream.
+    many of the earlier ones a worker had begun. `index_file` has where each line is, by its
+    `custom_id`. A batch with `errors` that runs is about to fail. `key` is the API key that created
+    it, as JSON without its secret. `paused` stops feeding, `not_before` delays it. `revision` is
+    the sequence of the record in its stream.
     """
 
     tenant: str
@@ -86,6 +87,7 @@ class Batch:
     watermark: int = 0
     offset: int = 0
     tries: dict[str, tuple[int, int]] = field(default_factory=dict)
+    index_file: str = ""
     output_file: str = ""
     error_file: str = ""
     not_before: int = 0
@@ -109,6 +111,16 @@ class Batch:
             tries={index: (tried, begun) for index, (tried, begun) in known.tries.items()},
             revision=revision,
         )
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if no further line may run: a client has cancelled the batch, or it is failing."""
+        return self.status is BatchStatus.CANCELLING or bool(self.errors)
+
+    @property
+    def ran_late(self) -> bool:
+        """True if the batch's time was over when its files were begun."""
+        return self.times.get(BatchStatus.FINALIZING.value, 0) >= self.expires_at
 
     def at_status(self, status: BatchStatus, now: int) -> Self:
         """Return the record with another status, which begins now."""
