@@ -123,8 +123,8 @@ class BatchRunner:
         return None
 
     async def _fail(self, code: str, message: str) -> None:
-        now, errors = self._now(), [_to_error(code, message)]
-        await self._save(lambda it: replace(it.at_status(BatchStatus.FAILED, now), errors=errors))
+        now = self._now()
+        await self._save(lambda it: it.as_refused(code, message, now))
         self._logger.info("batch_failed", code=code)
 
     async def _validate(self, source: StoredFile) -> None:
@@ -257,6 +257,7 @@ class BatchRunner:
             completed=self.batch.completed,
             failed=self.batch.failed,
             usage=self.batch.usage,
+            stored_bytes=self.batch.stored_bytes,
             counted=self.batch.counted,
             watermark=self._lines.watermark,
             offset=self._lines.offset,
@@ -272,7 +273,8 @@ class BatchRunner:
             page = await self._broker.read_filtered(topology.RESULTS, pattern, self.batch.counted)
             for message in page.messages:
                 await self._count(message)
-                self.batch = replace(self.batch, counted=message.seq)
+                stored = self.batch.stored_bytes + _stored_size(message)
+                self.batch = replace(self.batch, counted=message.seq, stored_bytes=stored)
             if not page.remaining or not page.messages:
                 return
 
@@ -331,7 +333,7 @@ class BatchRunner:
         self._lines.retry_overdue(time.monotonic())
         if self.batch.is_stopped or self._is_expired():
             return
-        if self.batch.paused or self.batch.not_before > self._broker.clock.now():
+        if not self.batch.may_run(self._broker.clock.now()):
             return
         try:
             tenant = self._parts.feeder.find_tenant(self.batch)
@@ -417,6 +419,11 @@ class BatchRunner:
             error_file=error.id,
             tries={},
         )
+
+
+def _stored_size(message: StoredMessage) -> int:
+    """What a message takes in RESULTS, at least: less is promised to others than there is."""
+    return len(message.data) + len(message.subject)
 
 
 def _to_error(code: str, message: str) -> dict[str, Any]:
