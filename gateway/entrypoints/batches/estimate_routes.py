@@ -1,15 +1,14 @@
 """`/v1/batches/estimate`, ours: what a batch may take, before it is created."""
 
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from api import batch_bodies
 from api.authentication.authenticator import Principal
 from api.batches.batch_line import BatchLine, parse_body, to_submission
+from api.batches.estimate_body import estimate_object
 from api.batches.input_estimate import InputEstimate, count_prompt_tokens
 from api.schemas.batches import EstimateBatch
 from api.schemas.parsing import decode, parse
@@ -42,9 +41,7 @@ async def _estimate(context: GatewayContext, request: Request) -> Response:
     space = await read_result_space(context.broker, context.batches)
     like = await _find_like(context, principal, body.endpoint, estimate)
     currency = context.prices.currency
-    shown: dict[str, Any] = batch_bodies.estimate_object(
-        estimate, prompt_tokens, sampled, like, currency, space.free
-    )
+    shown = estimate_object(estimate, prompt_tokens, sampled, like, currency, space.free)
     return render_json(shown)
 
 
