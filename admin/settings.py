@@ -13,6 +13,7 @@ from streams.topology import (
     DEFAULT_AUDIT_BYTES,
     FILES_BYTES,
     MIB,
+    RESULTS_BYTES,
     LedgerLimits,
     StreamLimits,
 )
@@ -79,9 +80,12 @@ class AdminSettings(ServiceSettings):
         description="head of an archived audit log, which the first record of an empty one follows",
     )
     files_bytes: int = Field(FILES_BYTES, ge=MIB, description="size of the store of all files")
+    results_bytes: int = Field(
+        RESULTS_BYTES, ge=MIB, description="size of the store of all results of batches"
+    )
 
     @property
     def stream_limits(self) -> StreamLimits:
         """The limits of streams that are set here."""
         ledger = LedgerLimits(self.ledger_bytes, self.ledger_days * DAY_SECONDS)
-        return StreamLimits(ledger, self.audit_bytes, self.files_bytes)
+        return StreamLimits(ledger, self.audit_bytes, self.files_bytes, self.results_bytes)

@@ -37,13 +37,14 @@ def window_seconds(window: str) -> int:
 def batch_object(batch: Batch, now: float) -> dict[str, Any]:
     """Return the `batch` object of a batch at `now`, in epoch seconds.
 
-    `progress`, `paused` and `not_before` are ours.
+    `progress`, `paused`, `not_before`, `run_between`, `time_zone` and `retry_of` are ours.
     """
     times = {
         f"{status.value}_at": batch.times.get(status.value)
         for status in BatchStatus
         if status is not BatchStatus.VALIDATING
     }
+    hours = batch.run_hours
     usage, cached = batch.usage, {"cached_tokens": batch.usage.cached_tokens}
     return {
         "id": batch_id(batch),
@@ -75,6 +76,9 @@ def batch_object(batch: Batch, now: float) -> dict[str, Any]:
         "progress": _progress(batch, now),
         "paused": batch.paused,
         "not_before": batch.not_before or None,
+        "run_between": hours.times if hours else None,
+        "time_zone": hours.zone if hours else None,
+        "retry_of": f"{_BATCH}{batch.retry_of}" if batch.retry_of else None,
     }
 
 

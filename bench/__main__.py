@@ -12,11 +12,13 @@ from bench import (
     accounts_cost,
     append_cost,
     backlog,
+    batches,
     chunked_prefill,
     engine_comparison,
     failover_vs_dynamo,
     gateway_vs_dynamo,
     key_check_cost,
+    killed_batch,
     ledger_sums,
     meter_cost,
     pipeline_cost,
@@ -29,7 +31,7 @@ from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_rando
 NEED_TRACES = "mixed", "live-b2", "live-b3"
 NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
-SETTLED = "idle", "unread", "cancels", "ledger", "accounts", "append"
+SETTLED = "idle", "unread", "cancels", "ledger", "accounts", "append", "jobs"
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
@@ -44,6 +46,8 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "ledger": ledger_sums.measure,
     "accounts": accounts_cost.measure,
     "append": append_cost.measure,
+    "jobs": batches.measure,
+    "jobs-killed": killed_batch.measure,
     "meter": meter_cost.measure,
     "key-checks": key_check_cost.measure,
     "revocation": revocation.measure,

@@ -96,6 +96,12 @@ COMMANDS = (
         "millstream.batch.commands:submit",
     ),
     Command(
+        "batch estimate",
+        "tell what a batch may cost and take, before it runs",
+        "millstream.batch.settings:EstimateSettings",
+        "millstream.batch.commands:estimate",
+    ),
+    Command(
         "batch status",
         "show a batch",
         "millstream.batch.settings:OneBatchSettings",
@@ -118,6 +124,12 @@ COMMANDS = (
         "show one line of a batch by its custom_id",
         "millstream.batch.settings:ItemSettings",
         "millstream.batch.commands:items",
+    ),
+    Command(
+        "batch retry",
+        "run the failed lines of a batch again, as a new one",
+        "millstream.batch.settings:OneBatchSettings",
+        "millstream.batch.commands:retry",
     ),
     Command(
         "batch cancel",

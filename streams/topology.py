@@ -87,11 +87,15 @@ DEFAULT_AUDIT_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """Limits that operators set: of the ledger, and in bytes of the audit log and of all files."""
+    """Limits that operators set: of the ledger, and of other streams in bytes.
+
+    Those of the audit log, of all tenants' files, and of all results of batches.
+    """
 
     ledger: LedgerLimits = field(default_factory=LedgerLimits)
     audit_bytes: int = DEFAULT_AUDIT_BYTES
     files_bytes: int = FILES_BYTES
+    results_bytes: int = RESULTS_BYTES
 
 
 DEFAULT_LIMITS = StreamLimits()
@@ -125,8 +129,8 @@ def stream_configs(
     """Return the configurations of all streams except the ingress streams (one for each tenant).
 
     `max_queued` is the most requests that any lane (one tenant's queue for a model and priority)
-    may hold; a lower limit of a tenant is enforced by the gateways. `files_bytes` is the size of
-    the stream of all tenants' files.
+    may hold; a lower limit of a tenant is enforced by the gateways. `limits` are
+    those that operators set.
     """
     return [
         _requests(max_queued),
@@ -148,7 +152,7 @@ def stream_configs(
         _replaceable(FILES, subjects.ALL_FILES, limits.files_bytes),
         _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
         _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
-        _results(),
+        _results(limits.results_bytes),
     ]
 
 
@@ -200,12 +204,12 @@ def _replaceable(name: str, subject: str, max_bytes: int) -> StreamConfig:
     )
 
 
-def _results() -> StreamConfig:
+def _results(max_bytes: int) -> StreamConfig:
     """Configure the stream RESULTS: one message for each line of a job, never replaced or dropped.
 
     The broker tells listeners of each, without what it holds.
     """
-    config = _records(RESULTS, subjects.ALL_RESULTS, RESULTS_BYTES, MONTH_SECONDS)
+    config = _records(RESULTS, subjects.ALL_RESULTS, max_bytes, MONTH_SECONDS)
     config.discard = DiscardPolicy.NEW
     config.duplicate_window = _LEAST_DUPLICATE_WINDOW
     config.republish = RePublish(

@@ -123,14 +123,12 @@ def to_submission(line: BatchLine, body: Body) -> Submission:
 
 
 def render_result(line: BatchLine, result: ItemResult, model: Model | None) -> bytes:
-    """Return the output line of a line that has its result; `model` is its model, if there is one.
+    """Return the output line of a line that was answered, or has failed.
 
-    Takes some 50 µs for a short answer.
+    `model` is its model, if there is one. Takes some 50 µs for a short answer.
     """
-    if result.code and result.code != "cancelled":
-        return render_error(line, result.request_id, Ended(result.code, result.message))
     if result.code:
-        return render_unrun(line, result.request_id, BATCH_CANCELLED)
+        return render_error(line, result.request_id, Ended(result.code, result.message))
     assert model
     body = _answer_body(line, result, model)
     return _render(line, result.request_id, {"status_code": 200, "body": body}, None)

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from api.batches.batch_line import (
+    BATCH_CANCELLED,
+    BATCH_EXPIRED,
     BatchLine,
     InputLine,
     parse_line,
@@ -19,17 +21,21 @@ from streams.errors import ModelNotFound
 from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore
 from streams.records.jobs.batch_records import Batch
-from streams.records.jobs.item_results import ItemResult, make_request_id
+from streams.records.jobs.item_results import CANCELLED, ItemResult, make_request_id
 from streams.records.jobs.result_store import read_result
 
 READS_AT_ONCE = 64
 
 
 class RenderedLine(NamedTuple):
-    """A line of the output file, or of the error file."""
+    """A line of the output file, or of the error file.
+
+    `is_unrun` is True for a line that did not end before its batch did.
+    """
 
     data: bytes
     is_error: bool
+    is_unrun: bool = False
 
 
 async def render_lines(
@@ -37,21 +43,22 @@ async def render_lines(
     registry: Registry,
     batch: Batch,
     source: StoredFile,
-    unrun: dict[str, str] | None = None,
+    *,
+    is_over: bool,
 ) -> AsyncIterator[RenderedLine]:
     """Yield the rendered results of a batch, in the order of its input.
 
-    Lines without a result get the error `unrun`; without one they are left out. `READS_AT_ONCE`
-    results are read together. Raises `ChunkMissing` or `BrokerUnavailable`.
+    Lines without a result are left out until the batch is over; then they have its error for them.
+    `READS_AT_ONCE` results are read together. Raises `ChunkMissing` or `BrokerUnavailable`.
     """
     group: list[InputLine] = []
     async for line in iterate_lines(FileStore(broker), source):
         group.append(line)
         if len(group) == READS_AT_ONCE:
-            for rendered in await _render_group(broker, registry, batch, group, unrun):
+            for rendered in await _render_group(broker, registry, batch, group, is_over):
                 yield rendered
             group = []
-    for rendered in await _render_group(broker, registry, batch, group, unrun):
+    for rendered in await _render_group(broker, registry, batch, group, is_over):
         yield rendered
 
 
@@ -62,7 +69,7 @@ async def render_line(
 
     Raises `BrokerUnavailable`.
     """
-    found = await _render_group(broker, registry, batch, [source], None)
+    found = await _render_group(broker, registry, batch, [source], batch.status.is_final)
     return found[0] if found else None
 
 
@@ -71,14 +78,14 @@ async def _render_group(
     registry: Registry,
     batch: Batch,
     group: list[InputLine],
-    unrun: dict[str, str] | None,
+    is_over: bool,
 ) -> list[RenderedLine]:
     reads = (read_result(broker, batch.tenant, batch.id, line.index) for line in group)
     results = await asyncio.gather(*reads)
     return [
-        _render(registry, batch, source, result, unrun)
+        _render(registry, batch, source, result)
         for source, result in zip(group, results, strict=True)
-        if result or unrun
+        if result or is_over
     ]
 
 
@@ -87,16 +94,22 @@ def _render(
     batch: Batch,
     source: InputLine,
     result: ItemResult | None,
-    unrun: dict[str, str] | None,
 ) -> RenderedLine:
     assert source.data, "checked before the batch began"
     line = parse_line(source.data, batch.endpoint)
-    if result:
+    if result and result.code != CANCELLED:
         data = render_result(line, result, _find_model(registry, line))
         return RenderedLine(data, is_error=bool(result.code))
-    assert unrun
-    request_id = make_request_id(batch.secret, source.index, 1)
-    return RenderedLine(render_unrun(line, request_id, unrun), is_error=True)
+    request_id = result.request_id if result else make_request_id(batch.secret, source.index, 1)
+    data = render_unrun(line, request_id, _unrun_error(batch))
+    return RenderedLine(data, is_error=True, is_unrun=True)
+
+
+def _unrun_error(batch: Batch) -> dict[str, str]:
+    """What is said of lines that did not end before the batch did."""
+    if batch.errors:
+        return {name: batch.errors[0][name] for name in ("code", "message")}
+    return BATCH_EXPIRED if batch.ran_late else BATCH_CANCELLED
 
 
 def _find_model(registry: Registry, line: BatchLine) -> Model | None:

@@ -7,12 +7,14 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from api.error_bodies import ERROR_SCHEMA
+from api.schemas.batches import BatchOptions, CreateBatch, EstimateBatch
 from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
 from api.schemas.files import CompleteUpload, CreateUpload
-from gateway.entrypoints.files.openapi_paths import build_paths
+from gateway.entrypoints.batches import openapi_paths as batch_paths
+from gateway.entrypoints.files import openapi_paths as file_paths
 from gateway.entrypoints.usage import PARAMETERS
 
 _REF = "#/components/schemas/{model}"
@@ -41,12 +43,13 @@ _ERRORS = {
     503: "Overloaded, or the broker is unreachable; see Retry-After",
     504: "The deadline passed",
 }
-_FILE_ERRORS = {507: "There is no room for further files"}
+_FILE_ERRORS = {507: "There is no room for further files or results"}
 
 
 def build_document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of this gateway's HTTP API, as a JSON object."""
     bodies = [*(schema for _, schema in _POSTS.values()), CreateUpload, CompleteUpload]
+    bodies += [CreateBatch, EstimateBatch, BatchOptions]
     schemas = [(schema, "validation") for schema in bodies]
     _, definitions = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
     return {
@@ -58,7 +61,8 @@ def build_document() -> dict[str, Any]:
             "/v1/models": {"get": _get_operation("List the models", [401])},
             "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
             "/v1/usage": {"get": _usage_operation()},
-            **build_paths(_responses, _REF),
+            **file_paths.build_paths(_responses, _REF),
+            **batch_paths.build_paths(_responses, _REF),
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
             "/health": {"get": _get_operation("The process is alive", [], public=True)},
             "/version": {"get": _get_operation("Tell the version", [], public=True)},

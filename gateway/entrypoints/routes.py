@@ -28,7 +28,7 @@ from gateway.entrypoints import (
     usage,
     websocket,
 )
-from gateway.entrypoints.batches import batch_routes, result_routes
+from gateway.entrypoints.batches import batch_routes, estimate_routes, result_routes, retry_routes
 from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
 from gateway.entrypoints.plain_responses import render_json
@@ -70,6 +70,8 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *upload_routes.build_routes(context),
             *batch_routes.build_routes(context),
             *result_routes.build_routes(context),
+            *estimate_routes.build_routes(context),
+            *retry_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),

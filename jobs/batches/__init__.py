@@ -5,5 +5,6 @@ batch_runner      one batch: checks its input, feeds it, counts results, finishe
 input_check       whether a file is the input of a batch
 item_feeder       publishes lines as requests, under the tenant's quotas
 line_states       which lines are under way, and when one is tried again (pure)
+index_file        stores where each line of the input is, by its id
 output_files      renders results into files
 """

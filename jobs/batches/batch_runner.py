@@ -7,28 +7,32 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import structlog
 from nats.aio.msg import Msg
 
 from api.batches.batch_line import InputLine, parse_line
 from api.batches.input_lines import iterate_lines
+from jobs.batches.index_file import write_index
 from jobs.batches.input_check import check_input, common_model
 from jobs.batches.item_feeder import ROUTE, BatchRefused, ItemFeeder
 from jobs.batches.line_states import LineState, LineStates
-from jobs.batches.output_files import write_files
+from jobs.batches.output_files import OutputFiles, write_files
 from jobs.metrics import ITEMS
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from streams import subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import MillstreamError, Refused
+from streams.headers import ItemRef
+from streams.messages import openai_usage
 from streams.records.file_records import FileState, StoredFile
 from streams.records.file_store import FileStore
 from streams.records.jobs.batch_records import Batch, BatchStatus
 from streams.records.jobs.batch_store import BatchStore
-from streams.records.jobs.item_results import ItemResult, make_request_id
-from streams.records.jobs.result_store import read_result, unpack_result
+from streams.records.jobs.item_results import CANCELLED, ItemResult, make_request_id
+from streams.records.jobs.result_store import read_result, store_result, unpack_result
 from streams.subjects import LogAddress
 
 log = structlog.get_logger()
@@ -104,8 +108,6 @@ class BatchRunner:
             if not self.batch.status.is_final:
                 await self._finish(source)
             await self._remove_logs(math.inf)
-        except BatchRefused as error:
-            await self._fail(error.code, error.message)
         finally:
             await subscription.unsubscribe()
 
@@ -121,19 +123,22 @@ class BatchRunner:
         return None
 
     async def _fail(self, code: str, message: str) -> None:
-        error = {"code": code, "message": message, "line": None, "param": None}
         now = self._now()
-        await self._save(lambda it: replace(it.at_status(BatchStatus.FAILED, now), errors=[error]))
+        await self._save(lambda it: it.as_refused(code, message, now))
         self._logger.info("batch_failed", code=code)
 
     async def _validate(self, source: StoredFile) -> None:
         report = await check_input(
             self._parts.files, source, self.batch.endpoint, self._parts.max_lines
         )
+        index = ""
+        if not report.errors:
+            index = await write_index(self._broker, self.batch, report.places)
         now = self._now()
 
         def apply(batch: Batch) -> Batch:
-            known = replace(batch, total=report.total, model=common_model(report.models))
+            model = common_model(report.models)
+            known = replace(batch, total=report.total, model=model, index_file=index)
             if report.errors:
                 return replace(known.at_status(BatchStatus.FAILED, now), errors=report.errors)
             if batch.status is not BatchStatus.VALIDATING:  # it was cancelled meanwhile
@@ -169,7 +174,31 @@ class BatchRunner:
             await self._feed()
             await self._remove_logs(time.monotonic())
             await self._sleep()
+        if not self._is_read or self._lines:
+            await self._close_open_lines()
+            await self._count_results()
         await self._save(self._with_progress)
+
+    async def _close_open_lines(self) -> None:
+        """Store that lines which may still be under way somewhere were cancelled.
+
+        Else one of them might end after the files were written, and contradict them.
+        """
+        first = self._lines.watermark
+        span = range(first, min(first + MAX_SPAN, self.batch.total))
+        left = [index for index in span if not self._lines.has_ended(index)]
+        for start in range(0, len(left), PUBLISHED_AT_ONCE):
+            group = left[start : start + PUBLISHED_AT_ONCE]
+            await asyncio.gather(*map(self._close_line, group))
+
+    async def _close_line(self, index: int) -> None:
+        state = self._lines.get(index)
+        attempt = state.attempt if state else 1
+        request_id = make_request_id(self.batch.secret, index, attempt)
+        now, usage = self._broker.clock.now_ms(), openai_usage(0, 0)
+        result = ItemResult(request_id, attempt, now, code=CANCELLED, usage=usage)
+        ref = ItemRef(self.batch.id, index, attempt, is_last=True)
+        await store_result(self._broker, self.batch.tenant, ref, result)
 
     async def _sleep(self) -> None:
         try:
@@ -194,7 +223,7 @@ class BatchRunner:
 
     def _is_over(self) -> bool:
         """True if nothing more is to be waited for: all lines have ended, or none may go on."""
-        if self.batch.status is BatchStatus.CANCELLING or self._is_expired():
+        if self.batch.is_stopped or self._is_expired():
             return not any(self._lines.iterate_under_way())
         return self._is_read and not self._lines
 
@@ -213,7 +242,7 @@ class BatchRunner:
         self.batch = self._with_progress(newest)
         if self.batch != newest:
             await self._save(self._with_progress)
-        if self.batch.status is BatchStatus.CANCELLING or self._is_expired():
+        if self.batch.is_stopped or self._is_expired():
             await self._cancel_all()
 
     async def _cancel_all(self) -> None:
@@ -228,6 +257,7 @@ class BatchRunner:
             completed=self.batch.completed,
             failed=self.batch.failed,
             usage=self.batch.usage,
+            stored_bytes=self.batch.stored_bytes,
             counted=self.batch.counted,
             watermark=self._lines.watermark,
             offset=self._lines.offset,
@@ -243,7 +273,8 @@ class BatchRunner:
             page = await self._broker.read_filtered(topology.RESULTS, pattern, self.batch.counted)
             for message in page.messages:
                 await self._count(message)
-                self.batch = replace(self.batch, counted=message.seq)
+                stored = self.batch.stored_bytes + _stored_size(message)
+                self.batch = replace(self.batch, counted=message.seq, stored_bytes=stored)
             if not page.remaining or not page.messages:
                 return
 
@@ -299,11 +330,17 @@ class BatchRunner:
 
     async def _feed(self) -> None:
         """Publish the lines that are due, as many as may be under way."""
-        if self.batch.paused or self.batch.not_before > self._broker.clock.now():
-            return
-        tenant = self._parts.feeder.find_tenant(self.batch)
-        await self._read_lines()
         self._lines.retry_overdue(time.monotonic())
+        if self.batch.is_stopped or self._is_expired():
+            return
+        if not self.batch.may_run(self._broker.clock.now()):
+            return
+        try:
+            tenant = self._parts.feeder.find_tenant(self.batch)
+        except BatchRefused as error:
+            await self._stop(error)
+            return
+        await self._read_lines()
         under_way = sum(1 for _ in self._lines.iterate_under_way())
         room = max(0, min(self._parts.window, tenant.max_queued) - under_way)
         due = list(islice(self._lines.iterate_due(time.monotonic()), room))
@@ -312,6 +349,12 @@ class BatchRunner:
         for start in range(0, len(due), PUBLISHED_AT_ONCE):
             group = due[start : start + PUBLISHED_AT_ONCE]
             await asyncio.gather(*(self._publish(state, tenant) for state in group))
+
+    async def _stop(self, error: BatchRefused) -> None:
+        """Let no further line run; what has ended is kept."""
+        errors = [_to_error(error.code, error.message)]
+        await self._save(lambda it: replace(self._with_progress(it), errors=errors))
+        await self._cancel_all()
 
     async def _read_lines(self) -> None:
         """Read lines until as many are in memory as may be under way."""
@@ -347,12 +390,11 @@ class BatchRunner:
     # The end
 
     async def _finish(self, source: StoredFile) -> None:
-        if self.batch.status is not BatchStatus.FINALIZING:
-            now, cancelled = self._now(), self.batch.status is BatchStatus.CANCELLING
-            if not cancelled:
-                await self._save(lambda it: it.at_status(BatchStatus.FINALIZING, now))
+        if self.batch.status is BatchStatus.IN_PROGRESS:
+            now = self._now()
+            await self._save(lambda it: it.at_status(BatchStatus.FINALIZING, now))
         files = await write_files(self._broker, self._parts.registry, self.batch, source)
-        await self._save(lambda it: self._as_ended(it, files.output, files.error))
+        await self._save(lambda it: self._as_ended(it, files))
         self._logger.info(
             "batch_ended",
             status=self.batch.status.value,
@@ -360,14 +402,30 @@ class BatchRunner:
             failed=self.batch.failed,
         )
 
-    def _as_ended(self, batch: Batch, output: str, error: str) -> Batch:
-        unrun = batch.total - self.batch.completed - self.batch.failed
-        status = BatchStatus.COMPLETED
+    def _as_ended(self, batch: Batch, files: OutputFiles) -> Batch:
+        """Return the final record; its counts are those of the files' lines."""
+        expired = files.unrun and batch.ran_late
+        status = BatchStatus.EXPIRED if expired else BatchStatus.COMPLETED
         if batch.status is BatchStatus.CANCELLING:
             status = BatchStatus.CANCELLED
-        elif unrun:
-            status = BatchStatus.EXPIRED
-        ended = self._with_progress(batch).at_status(status, self._now())
+        elif batch.errors:
+            status = BatchStatus.FAILED
+        output, error, _ = files
         return replace(
-            ended, failed=ended.failed + unrun, output_file=output, error_file=error, tries={}
+            self._with_progress(batch).at_status(status, self._now()),
+            completed=output.lines,
+            failed=error.lines,
+            output_file=output.id,
+            error_file=error.id,
+            tries={},
         )
+
+
+def _stored_size(message: StoredMessage) -> int:
+    """What a message takes in RESULTS, at least: less is promised to others than there is."""
+    return len(message.data) + len(message.subject)
+
+
+def _to_error(code: str, message: str) -> dict[str, Any]:
+    """An error of the whole batch, as its object shows it."""
+    return {"code": code, "message": message, "line": None, "param": None}

@@ -1,13 +1,13 @@
 """Checks the input file of a batch: every line by itself, and that no two have the same id."""
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from api.batches.batch_line import InputLine, WrongLine, parse_line
 from api.batches.input_lines import MAX_LINE_BYTES, iterate_lines
+from api.batches.line_index import LinePlace, hash_id
 from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore
 from streams.records.jobs.batch_records import MAX_ERRORS
@@ -17,11 +17,15 @@ _BREATH_LINES = 200  # checked before others get a turn of the event loop: some 
 
 @dataclass
 class InputReport:
-    """Result of a check: the errors of a file, at most `MAX_ERRORS` (100), and what is in it."""
+    """Result of a check: the errors of a file, at most `MAX_ERRORS` (100), and what is in it.
+
+    `places` has where each line is, by the hash of its id.
+    """
 
     total: int = 0
     errors: list[dict[str, Any]] = field(default_factory=list)
     models: set[str] = field(default_factory=set)
+    places: dict[bytes, LinePlace] = field(default_factory=dict)
 
     def add_error(self, code: str, message: str, line: int | None, param: str | None) -> None:
         """Note one thing that is wrong; `line` counts from 1."""
@@ -36,16 +40,16 @@ async def check_input(
     """Read a file to its end; raises `ChunkMissing` or `BrokerUnavailable`.
 
     Of a line that is taken only its shape is checked: a body that its endpoint would refuse becomes
-    a line of the error file. 8 bytes of each line's id are kept meanwhile.
+    a line of the error file. A hash of each line's id is kept, and where the line is.
     """
-    report, seen = InputReport(), set[bytes]()
+    report = InputReport()
     async for line in iterate_lines(files, file):
         report.total += 1
         if report.total > max_lines:
             message = f"the file has more than {max_lines} lines"
             report.add_error("too_many_tasks", message, None, None)
             return report
-        _check_line(line, endpoint, seen, report)
+        _check_line(line, endpoint, report)
         if not line.index % _BREATH_LINES:
             await asyncio.sleep(0)
     if not report.total:
@@ -53,7 +57,7 @@ async def check_input(
     return report
 
 
-def _check_line(line: InputLine, endpoint: str, seen: set[bytes], report: InputReport) -> None:
+def _check_line(line: InputLine, endpoint: str, report: InputReport) -> None:
     number = line.index + 1
     if line.data is None:
         message = f"the line has more than {MAX_LINE_BYTES} bytes"
@@ -66,11 +70,11 @@ def _check_line(line: InputLine, endpoint: str, seen: set[bytes], report: InputR
         return
     if len(report.models) < 2 and isinstance(model := parsed.body.get("model"), str):
         report.models.add(model)
-    digest = hashlib.blake2b(parsed.custom_id.encode(errors="surrogatepass"), digest_size=8)
-    if digest.digest() in seen:
+    key = hash_id(parsed.custom_id)
+    if key in report.places:
         message = f"the custom_id {parsed.custom_id!r} is that of an earlier line"
         report.add_error("duplicate_custom_id", message, number, "custom_id")
-    seen.add(digest.digest())
+    report.places[key] = LinePlace(line.index, line.offset, line.end)
 
 
 def common_model(models: Sequence[str] | set[str]) -> str:

@@ -74,6 +74,10 @@ class LineStates:
         """Return a line that is open; None for any other."""
         return self._open.get(index)
 
+    def has_ended(self, index: int) -> bool:
+        """True if a line is known to have its result."""
+        return index < self.watermark or index in self._ended
+
     def iterate_due(self, now: float) -> Iterator[LineState]:
         """Yield the lines that are to be published now, in order."""
         for state in list(self._open.values()):
@@ -112,7 +116,7 @@ class LineStates:
 
     def mark_ended(self, index: int) -> bool:
         """Note that a line has its result; False if that was known."""
-        if index < self.watermark or index in self._ended:
+        if self.has_ended(index):
             return False
         if state := self._open.pop(index, None):
             self.bytes -= state.source.end - state.source.offset

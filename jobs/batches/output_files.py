@@ -5,78 +5,98 @@ import hmac
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-from api.batches.batch_line import (
-    BATCH_CANCELLED,
-    BATCH_EXPIRED,
-)
 from api.batches.result_lines import render_lines
 from api.file_bodies import UPLOAD_SECONDS
 from registry.store import Registry
 from streams.broker.broker_client import Broker
-from streams.records.file_records import FilePart, FileState, StoredFile
-from streams.records.file_store import FileStore
+from streams.records.file_records import FilePart, StoredFile
+from streams.records.file_store import FileStore, PartWriter
 from streams.records.jobs.batch_records import Batch
 
 PURPOSE = "batch_output"
 _UNLIMITED = 2**63  # a batch that was accepted has its files, whatever the tenant's quota
 
 
-class OutputFiles(NamedTuple):
-    """The ids of a batch's files; empty for a file that would have no line."""
+class WrittenFile(NamedTuple):
+    """A file of a batch: its id, empty for a file that would have no line, and its lines."""
 
-    output: str
-    error: str
+    id: str
+    lines: int
+
+
+class OutputFiles(NamedTuple):
+    """The files of a batch, and how many of its lines had not ended."""
+
+    output: WrittenFile
+    error: WrittenFile
+    unrun: int
 
 
 async def write_files(
     broker: Broker, registry: Registry, batch: Batch, source: StoredFile
 ) -> OutputFiles:
-    """Store the files of a batch that has ended, and return their ids. Idempotent.
+    """Store the output and the error file of a batch that is over. Idempotent.
 
-    Every line of the input is in one of the files. Raises `ChunkMissing`, `StorageFull` or
+    Every line of the input is in one of them. Raises `ChunkMissing`, `StorageFull` or
     `BrokerUnavailable`.
     """
-    files = FileStore(broker)
-    wanted = [_make_file(batch, kind, broker) for kind in ("output", "error")]
-    begun = [await _begin(files, file) for file in wanted]
-    expired = batch.expires_at <= broker.clock.now()
-    unrun = BATCH_EXPIRED if expired else BATCH_CANCELLED
+    unrun = 0
+    files, now = FileStore(broker), int(broker.clock.now())
     async with AsyncExitStack() as stack:
-        writers = [
-            await stack.enter_async_context(files.write_part(file.tenant, file.id))
-            for file in wanted
+        output, error = [
+            FileWriter(files, make_file(batch, kind, PURPOSE, now), stack)
+            for kind in ("output", "error")
         ]
-        async for line in render_lines(broker, registry, batch, source, unrun):
-            await writers[line.is_error].write(line.data)
-        parts = [await writer.finish() for writer in writers]
-    pairs = zip(begun, parts, strict=True)
-    return OutputFiles(*[await _finish(files, file, part) for file, part in pairs])
+        async for line in render_lines(broker, registry, batch, source, is_over=True):
+            unrun += line.is_unrun
+            await (error if line.is_error else output).write(line.data)
+        return OutputFiles(await output.finish(), await error.finish(), unrun)
 
 
-async def _begin(files: FileStore, file: StoredFile) -> StoredFile:
-    """Store the record of a file, unless an earlier try has."""
-    return await files.find(file.tenant, file.id) or await files.create(file, _UNLIMITED)
+class FileWriter:
+    """Writes a file of a batch; one to which nothing is written is not created.
+
+    What an earlier try has stored is replaced. Leaving `stack` stops what is under way.
+    """
+
+    def __init__(
+        self, files: FileStore, file: StoredFile, stack: AsyncExitStack, **options: int
+    ) -> None:
+        self._files, self._file, self._stack, self._options = files, file, stack, options
+        self._writer: PartWriter | None = None
+        self._lines = 0
+
+    async def write(self, line: bytes) -> None:
+        """Take one line; raises `StorageFull` or `BrokerUnavailable`."""
+        writer = self._writer or await self._begin()
+        self._lines += 1
+        await writer.write(line)
+
+    async def _begin(self) -> PartWriter:
+        tenant, name = self._file.tenant, self._file.id
+        found = await self._files.find(tenant, name)
+        self._file = found or await self._files.create(self._file, _UNLIMITED)
+        writer = self._files.write_part(tenant, name, **self._options)
+        self._writer = await self._stack.enter_async_context(writer)
+        return self._writer
+
+    async def finish(self) -> WrittenFile:
+        """Make the file ready; raises as `write` does."""
+        if self._writer is None:
+            return WrittenFile("", 0)
+        part = await self._writer.finish()
+        await self._files.change(self._file, lambda it: it.as_ready((part,)))
+        return WrittenFile(self._file.id, self._lines)
 
 
-async def _finish(files: FileStore, file: StoredFile, part: FilePart) -> str:
-    """Make a file ready, or delete it if it has nothing in it; return its id, empty for none."""
-    if not part.size:
-        await files.delete(file)
-        return ""
-    if file.state is FileState.PENDING:
-        await files.change(file, lambda it: it.as_ready((part,)))
-    return file.id
-
-
-def _make_file(batch: Batch, kind: str, broker: Broker) -> StoredFile:
-    """Return the record of a file before it is written: the same id whoever writes it."""
+def make_file(batch: Batch, kind: str, purpose: str, now: int) -> StoredFile:
+    """Return the record of a file of a batch before it is written: its id is always the same."""
     name = hmac.digest(batch.secret, kind.encode(), hashlib.sha256).hex()[:24]
-    now = int(broker.clock.now())
     return StoredFile(
         tenant=batch.tenant,
         id=name,
         filename=f"{batch.id}_{kind}.jsonl",
-        purpose=PURPOSE,
+        purpose=purpose,
         created_at=now,
         size=0,
         expires_at=now + UPLOAD_SECONDS,

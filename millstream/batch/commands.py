@@ -9,11 +9,13 @@ from urllib.parse import quote
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
 
 from millstream.admin.console_output import make_console, make_whole_table
 from millstream.batch.batch_client import BatchClient, JsonBody
 from millstream.batch.settings import (
     Action,
+    EstimateSettings,
     ItemSettings,
     OneBatchSettings,
     ResultsSettings,
@@ -34,16 +36,60 @@ async def submit(settings: SubmitSettings, stop: asyncio.Event) -> None:
         "endpoint": settings.endpoint,
         "completion_window": settings.window,
         **({"not_before": settings.not_before} if settings.not_before else {}),
+        **_hours(settings),
     }
     made = await asyncio.to_thread(client.call, "POST", "/v1/batches", batch)
     _print_batch(made, as_json=settings.as_json)
 
 
-def _upload(client: BatchClient, settings: SubmitSettings) -> JsonBody:
+def _hours(settings: SubmitSettings) -> JsonBody:
+    if not settings.run_between:
+        return {}
+    return {"run_between": settings.run_between, "time_zone": settings.time_zone}
+
+
+def _upload(client: BatchClient, settings: SubmitSettings | EstimateSettings) -> JsonBody:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(settings.file.name, total=settings.file.stat().st_size)
         return client.upload(settings.file, lambda size: progress.advance(task, size))
+
+
+async def estimate(settings: EstimateSettings, stop: asyncio.Event) -> None:
+    """Print what a batch of a file may take; the file is stored for that time alone.
+
+    Raises as `BatchClient` does.
+    """
+    client = BatchClient(settings)
+    file = await asyncio.to_thread(_upload, client, settings)
+    asked = {"input_file_id": file["id"], "endpoint": settings.endpoint}
+    try:
+        found = await asyncio.to_thread(client.call, "POST", "/v1/batches/estimate", asked)
+    finally:
+        await asyncio.to_thread(client.call, "DELETE", f"/v1/files/{file['id']}")
+    if settings.as_json:
+        print(json.dumps(found))
+    else:
+        make_console().print(_estimate_table(found))
+
+
+def _estimate_table(found: JsonBody) -> Table:
+    cost, tokens, size = found["cost"], found["completion_tokens"], found["result_bytes"]
+    models = ", ".join(f"{count} of {name}" for name, count in found["models"].items())
+    table = make_whole_table()
+    table.add_row("lines", f"{found['lines']}: {models}")
+    table.add_row("prompt tokens", f"some {found['prompt_tokens']}")
+    table.add_row("generated tokens", _range(tokens["expected"], tokens["at_most"]))
+    table.add_row("cost", f"{_range(cost['expected'], cost['at_most'])} {cost['currency']}")
+    if found["seconds"] is not None:
+        table.add_row("time", f"some {found['seconds']} s")
+    table.add_row("results", f"at most {size['at_most']} bytes, of {size['free']} that are free")
+    table.add_row("how", found["basis"])
+    return table
+
+
+def _range(expected: float | None, at_most: float) -> str:
+    return f"at most {at_most}" if expected is None else f"some {expected}, at most {at_most}"
 
 
 async def status(settings: OneBatchSettings, stop: asyncio.Event) -> None:
@@ -120,6 +166,11 @@ async def items(settings: ItemSettings, stop: asyncio.Event) -> None:
 async def cancel(settings: OneBatchSettings, stop: asyncio.Event) -> None:
     """End a batch; what had ended is kept. Raises as `BatchClient` does."""
     await _change(settings, "cancel")
+
+
+async def retry(settings: OneBatchSettings, stop: asyncio.Event) -> None:
+    """Run the failed lines of a batch as a new one, and print that; raises as `BatchClient`."""
+    await _change(settings, "retry")
 
 
 async def pause(settings: OneBatchSettings, stop: asyncio.Event) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from api.schemas.batches import Endpoint
 from streams.base_settings import FLAG_ONLY, POSITIONAL, GatewayClientSettings, LogLevel
@@ -36,6 +36,35 @@ class SubmitSettings(BatchSettings):
     not_before: int | None = Field(
         None, ge=0, description="epoch second at which it may begin", json_schema_extra=FLAG_ONLY
     )
+    run_between: tuple[str, ...] = Field(
+        (),
+        max_length=2,
+        description="two times of day between which it may run, such as 22:00,06:00",
+        json_schema_extra=FLAG_ONLY,
+    )
+    time_zone: str = Field(
+        "UTC", description="time zone of these times", json_schema_extra=FLAG_ONLY
+    )
+
+    @field_validator("run_between")
+    @classmethod
+    def _check_times(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) == 1:
+            raise ValueError("needs two times, such as 22:00,06:00")
+        return value
+
+
+class EstimateSettings(BatchSettings):
+    """Settings of `millstream batch estimate`."""
+
+    file: Path = Field(
+        description="file of JSON Lines, one request in each", json_schema_extra=POSITIONAL
+    )
+    endpoint: Endpoint = Field(
+        "/v1/chat/completions",
+        description="endpoint that the requests are for",
+        json_schema_extra=FLAG_ONLY,
+    )
 
 
 class OneBatchSettings(BatchSettings):
@@ -59,4 +88,4 @@ class ResultsSettings(OneBatchSettings):
     )
 
 
-Action = Literal["cancel", "pause", "resume"]
+Action = Literal["cancel", "pause", "resume", "retry"]

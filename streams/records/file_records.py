@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 from streams import messages, subjects
 
 CHUNK_BYTES = 512 * 1024
+INDEX_PURPOSE = "batch_index"  # of files that are no tenant's to see
 
 
 class FileState(StrEnum):

@@ -20,6 +20,7 @@ from streams.headers import MAX_HEADER_BYTES
 from streams.records.cas_records import STORE_SECONDS, CasRecords, RecordChanged
 from streams.records.file_records import (
     CHUNK_BYTES,
+    INDEX_PURPOSE,
     ChunkRange,
     FilePart,
     FileState,
@@ -62,7 +63,7 @@ class FileStore:
         Two that are created at once may both be refused for want of room for both; they are never
         both accepted. Raises `StorageQuotaExceeded`, `StorageFull`, or `BrokerUnavailable`.
         """
-        stored = await self._records.write(_subject_of(file), file)
+        stored = await self._write_new(file)
         others = [each for each in await self.list(file.tenant) if each.id != file.id]
         used = sum(each.size for each in others)
         if used + file.size > quota or len(others) >= MAX_FILES:
@@ -76,6 +77,18 @@ class FileStore:
                 f"bytes, of {quota} at most; delete some, or have them expire sooner"
             )
         return stored
+
+    async def _write_new(self, file: StoredFile) -> StoredFile:
+        """Store a record in place of none, or of one that is gone."""
+        try:
+            return await self._records.write(_subject_of(file), file)
+        except RecordChanged as conflict:
+            gone = conflict.newer
+            if gone is None or not gone.is_gone(self._now()):
+                raise
+            return await self._records.write(
+                _subject_of(file), replace(file, revision=gone.revision)
+            )
 
     async def find(self, tenant: str, file_id: str) -> StoredFile | None:
         """Return a tenant's file, pending or ready; None if there is none, or it is gone.
@@ -94,10 +107,12 @@ class FileStore:
     async def list(self, tenant: str) -> list[StoredFile]:
         """Return a tenant's files that are not gone, pending ones too, the oldest first.
 
+        Without indexes of batches, which are ours and count against no quota.
+
         Raises `BrokerUnavailable`.
         """
         found, now = await self._records.list(subjects.file_records_of(tenant)), self._now()
-        present = [file for file in found if not file.is_gone(now)]
+        present = [f for f in found if not f.is_gone(now) and f.purpose != INDEX_PURPOSE]
         return sorted(present, key=lambda file: (file.created_at, file.id))
 
     async def change(
@@ -141,9 +156,12 @@ class FileStore:
     def _now(self) -> float:
         return self._broker.clock.now()
 
-    def write_part(self, tenant: str, part: str) -> "PartWriter":
-        """Return a writer of the chunks of a part, which the file's record already names."""
-        chunk_bytes = min(CHUNK_BYTES, self._broker.max_payload - MAX_HEADER_BYTES)
+    def write_part(self, tenant: str, part: str, chunk_bytes: int = CHUNK_BYTES) -> "PartWriter":
+        """Return a writer of the chunks of a part, which the file's record already names.
+
+        Chunks have `chunk_bytes`, or less if the broker takes no such messages.
+        """
+        chunk_bytes = min(chunk_bytes, self._broker.max_payload - MAX_HEADER_BYTES)
         return PartWriter(self._broker, tenant, FilePart(part, chunk_bytes=chunk_bytes))
 
     async def read(

@@ -303,7 +303,7 @@ def _dumps(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
-_ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days", "files_bytes"}
+_ADMIN_SETTINGS = {"tenants", "ledger_bytes", "ledger_days", "files_bytes", "results_bytes"}
 
 
 def gateway_settings(nats_url: str, **settings: Any) -> GatewaySettings:

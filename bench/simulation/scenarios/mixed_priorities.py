@@ -46,6 +46,10 @@ class Scene:
             workloads.merged(self._of(INTERACTIVE, level / 2), self._of(BATCH, level / 2)), SECONDS
         )
 
+    def alone(self) -> Workload:
+        """The interactive requests of `filled` by themselves."""
+        return Workload(self._of(INTERACTIVE, INTERACTIVE_SHARE), SECONDS)
+
     def filled(self) -> Workload:
         """Interactive requests beside a batch that never ends."""
         endless = replace(BATCH, deadline_seconds=10 * SECONDS, repeats=True)
@@ -86,16 +90,28 @@ def leftover(setting: Setting, seed: int) -> Values:
         for name, build in SYSTEMS.items()
     }
     most = max(outcome.served for outcome in outcomes.values())
-    return {name: _filled(outcome, most) for name, outcome in outcomes.items()}
+    alone = {
+        name: _first_token_p99(
+            SimulationRun(build, scene.cluster, scene.alone()).run(DRAIN_SECONDS)
+        )
+        for name, build in SYSTEMS.items()
+    }
+    return {name: _filled(outcome, most, alone[name]) for name, outcome in outcomes.items()}
 
 
-def _filled(outcome: Outcome, most: float) -> dict[str, float]:
+def _first_token_p99(outcome: Outcome) -> float:
+    interactive = [request for request in outcome.requests if _is_interactive(request.spec)]
+    return measures.first_token_percentile(interactive, 0.99)
+
+
+def _filled(outcome: Outcome, most: float, alone: float) -> dict[str, float]:
     interactive = [request for request in outcome.requests if _is_interactive(request.spec)]
     interactive_service = sum(_served(request) for request in interactive) / SECONDS
     return {
         "on_time": measures.share(interactive, lambda request: request.on_time),
         "leftover": (outcome.served - interactive_service) / (most - interactive_service),
-        "p99": measures.first_token_percentile(interactive, 0.99),
+        "p99": _first_token_p99(outcome),
+        "over_alone": _first_token_p99(outcome) / alone,
     }
 
 
@@ -127,6 +143,7 @@ SCENARIOS = (
         (
             Figure("on_time", "interactive on time", 0.99, "higher"),
             Figure("p99", "interactive p99 to first token, s"),
+            Figure("over_alone", "that p99 over its p99 without the batch", 1.1, "lower"),
             Figure("leftover", "batch's share of the leftover", 0.85, "higher"),
         ),
         leftover,

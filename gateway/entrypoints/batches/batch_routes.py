@@ -6,29 +6,26 @@ Pausing and resuming are ours.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from secrets import token_bytes, token_hex
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from api import batch_bodies, file_bodies
+from api import batch_bodies
 from api.authentication.authenticator import Principal
 from api.openai_bodies import page_body
 from api.schemas.batches import CreateBatch
-from api.schemas.files import MAX_EXPIRY_SECONDS
 from api.schemas.parsing import decode, parse
 from gateway.context import GatewayContext
+from gateway.entrypoints.batches.batch_creation import create_batch, find_input
+from gateway.entrypoints.batches.openapi_paths import DEFAULT_PAGE, MAX_PAGE
 from gateway.entrypoints.endpoint import read_body_in_time, request_key
-from gateway.entrypoints.files.file_routes import find_ready
 from gateway.entrypoints.plain_responses import cut_page, render_json
 from streams.errors import BadRequest
 from streams.records.jobs.batch_records import Batch, BatchStatus
 
 log = structlog.get_logger()
-
-DEFAULT_PAGE, MAX_PAGE = 20, 100
 
 
 def build_routes(context: GatewayContext) -> list[BaseRoute]:
@@ -49,36 +46,9 @@ async def _create(context: GatewayContext, request: Request) -> Response:
     context.check_not_draining()
     data = await read_body_in_time(request, context.settings.max_body_bytes)
     body = parse(CreateBatch, decode(data))
-    file = await find_ready(context, principal, body.input_file_id)
-    if file.purpose != file_bodies.BATCH:
-        raise BadRequest(
-            f"the file {body.input_file_id!r} has the purpose {file.purpose!r}, not 'batch'",
-            "input_file_id",
-        )
-    now, window = (
-        int(context.broker.clock.now()),
-        batch_bodies.window_seconds(body.completion_window),
-    )
-    begin = max(now, body.not_before or 0)
-    batch = Batch(
-        tenant=principal.tenant.name,
-        id=token_hex(12),
-        endpoint=body.endpoint,
-        input_file=file.id,
-        window_seconds=window,
-        created_at=now,
-        expires_at=begin + window,
-        secret=token_bytes(32),
-        key=principal.key.model_dump_json(),
-        metadata=body.metadata,
-        output_expires_after_seconds=(
-            body.output_expires_after.seconds if body.output_expires_after else MAX_EXPIRY_SECONDS
-        ),
-        not_before=body.not_before or 0,
-    )
-    stored = await context.batches.create(batch)
-    log.info("batch_created", tenant=batch.tenant, batch=batch.id, bytes=file.size)
-    return render_json(batch_bodies.batch_object(stored, now))
+    file = await find_input(context, principal, body.input_file_id)
+    made = await create_batch(context, principal, body.endpoint, file, body)
+    return render_json(batch_bodies.batch_object(made, context.broker.clock.now()))
 
 
 async def _list(context: GatewayContext, request: Request) -> Response:

@@ -3,7 +3,6 @@
 Both are ours; OpenAI has files alone, and those when the batch has ended.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -13,8 +12,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from api.authentication.authenticator import Principal
-from api.batches.batch_line import InputLine, WrongLine, parse_line
-from api.batches.input_lines import iterate_lines
+from api.batches.batch_line import InputLine
+from api.batches.line_index import find_place
 from api.batches.result_lines import render_line, render_lines
 from gateway.context import GatewayContext
 from gateway.entrypoints.batches.batch_routes import find_batch
@@ -24,8 +23,6 @@ from gateway.entrypoints.plain_responses import render_json, respond_in_pieces
 from streams.errors import NotFound
 from streams.records.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
-
-_BREATH_LINES = 200  # looked at before others get a turn of the event loop: some 2 ms
 
 
 def build_routes(context: GatewayContext) -> list[BaseRoute]:
@@ -56,7 +53,9 @@ async def _iterate_results(
     context: GatewayContext, principal: Principal, batch: Batch, source: StoredFile
 ) -> AsyncIterator[bytes]:
     with transfer(context, principal) as check:
-        async for line in render_lines(context.broker, context.registry, batch, source):
+        is_over = batch.status.is_final and bool(batch.index_file)
+        lines = render_lines(context.broker, context.registry, batch, source, is_over=is_over)
+        async for line in lines:
             check()
             yield line.data
 
@@ -83,16 +82,15 @@ async def _item(context: GatewayContext, request: Request) -> Response:
 
 
 async def _find_line(context: GatewayContext, batch: Batch, custom_id: str) -> InputLine:
-    """Return the line with an id; raises `NotFound` if none has it. Reads the file up to it."""
-    source = await _find_input(context, batch)
-    wanted = orjson.dumps(custom_id)[1:-1]
-    async for line in iterate_lines(context.files, source):
-        if line.data and (wanted in line.data or b"\\" in line.data):
-            try:
-                if parse_line(line.data, batch.endpoint).custom_id == custom_id:
-                    return line
-            except WrongLine:
-                continue  # of a batch that has failed
-        if not line.index % _BREATH_LINES:
-            await asyncio.sleep(0)
-    raise NotFound(f"no line of this batch has the custom_id {custom_id!r}")
+    """Return the line with an id; raises `NotFound` if none has it, or none can be found yet."""
+    source, index = await _find_input(context, batch), None
+    if batch.index_file:
+        index = await context.files.find(batch.tenant, batch.index_file)
+    if index is None:
+        status = batch.status.value
+        raise NotFound(f"the lines of this batch cannot be found by custom_id: it is {status!r}")
+    place = await find_place(context.files, index, custom_id)
+    if place is None:
+        raise NotFound(f"no line of this batch has the custom_id {custom_id!r}")
+    pieces = [piece async for piece in context.files.read(source, place.offset, place.end)]
+    return InputLine(place.index, place.offset, place.end, b"".join(pieces))

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from streams import messages
+from streams.records.jobs.run_hours import RunHours
 
 MAX_ERRORS = 100  # of an input file, told to the client
 
@@ -58,9 +59,12 @@ class Batch:
     `completed` have succeeded and `failed` have failed, as of the message `counted` of RESULTS. All
     lines before the index `watermark`, which begins at the byte `offset`, have a result. `tries`
     has, by its index, the number of the current try of each line that is not at its first, and how
-    many of the earlier ones a worker had begun. `key` is the API key that created it, as JSON
-    without its secret. `paused` stops feeding, `not_before` delays it. `revision` is the sequence
-    of the record in its stream.
+    many of the earlier ones a worker had begun. `index_file` has where each line is, by its
+    `custom_id`. A batch with `errors` that runs is about to fail. `key` is the API key that created
+    it, as JSON without its secret. `paused` stops feeding, `not_before` delays it, and
+    `run_hours` are when it may go on. `reserved_bytes` of RESULTS are promised to it, of which it
+    has used `stored_bytes`. `retry_of` is the id of the batch whose failed lines it has. `revision`
+    is the sequence of the record in its stream.
     """
 
     tenant: str
@@ -86,10 +90,14 @@ class Batch:
     watermark: int = 0
     offset: int = 0
     tries: dict[str, tuple[int, int]] = field(default_factory=dict)
+    index_file: str = ""
     output_file: str = ""
     error_file: str = ""
     not_before: int = 0
     paused: bool = False
+    run_hours: RunHours | None = None
+    reserved_bytes: int = 0
+    stored_bytes: int = 0
     retry_of: str = ""
     revision: int = 0
 
@@ -101,14 +109,40 @@ class Batch:
     def unpack(cls, data: bytes, revision: int) -> Self:
         """Return the record that `pack` encoded; raises ValueError or TypeError for other bytes."""
         wire: dict[str, Any] = messages.unpack(data)
-        known = messages.from_wire(cls, wire)
+        known, hours = messages.from_wire(cls, wire), wire.get("run_hours")
         return replace(
             known,
             status=BatchStatus(known.status),
             usage=messages.from_wire(BatchUsage, wire["usage"]),
+            run_hours=messages.from_wire(RunHours, hours) if hours else None,
             tries={index: (tried, begun) for index, (tried, begun) in known.tries.items()},
             revision=revision,
         )
+
+    @property
+    def promised_bytes(self) -> int:
+        """Bytes of RESULTS that the batch may still take."""
+        return max(0, self.reserved_bytes - self.stored_bytes)
+
+    def may_run(self, now: float) -> bool:
+        """Return True if lines may be published at an epoch second."""
+        is_open = self.run_hours is None or self.run_hours.is_open(now)
+        return is_open and not self.paused and self.not_before <= now
+
+    def as_refused(self, code: str, message: str, now: int) -> Self:
+        """Return the record of a batch that has failed as a whole, for one reason."""
+        error = {"code": code, "message": message, "line": None, "param": None}
+        return replace(self.at_status(BatchStatus.FAILED, now), errors=[error])
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if no further line may run: a client has cancelled the batch, or it is failing."""
+        return self.status is BatchStatus.CANCELLING or bool(self.errors)
+
+    @property
+    def ran_late(self) -> bool:
+        """True if the batch's time was over when its files were begun."""
+        return self.times.get(BatchStatus.FINALIZING.value, 0) >= self.expires_at
 
     def at_status(self, status: BatchStatus, now: int) -> Self:
         """Return the record with another status, which begins now."""

@@ -99,8 +99,6 @@ def test_a_failure_has_its_status_and_a_line_that_never_ended_the_batchs() -> No
     assert shown["response"]["body"]["error"]["message"] == "too late"
     unrun = json.loads(render_unrun(LINE, "j0", BATCH_CANCELLED))
     assert (unrun["response"], unrun["error"]["code"]) == (None, "batch_cancelled")
-    cancelled = ItemResult("j0", 1, 5, code="cancelled", usage=USAGE)
-    assert json.loads(render_result(LINE, cancelled, None)) == unrun
 
 
 def test_only_a_failure_that_may_pass_is_worth_another_try() -> None:
