@@ -12,6 +12,7 @@ from api.authentication.identity_provider import open_providers
 from api.grammar_checker import GrammarChecker
 from api.submission.ledger_space import LedgerSpace
 from api.submission.request_limits import DeadlineLimits
+from api.submission.reservation_recovery import ReservationRecovery
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
@@ -210,6 +211,7 @@ async def _serve(
             tasks.create_task(context.ledger_space.run(), name="ledger"),
             tasks.create_task(context.refusals.run(), name="refusals"),
             tasks.create_task(context.rollups.run(), name="rollups"),
+            tasks.create_task(ReservationRecovery(context.broker).run(), name="reservations"),
             tasks.create_task(_store_key_uses(context), name="key-uses"),
         ]
         serving = tasks.create_task(server.serve([listener]), name="http")

@@ -606,6 +606,14 @@ def usage_on(period: str) -> str:
     return f"{PREFIX}.usage.*.*.*.{token(period)}"
 
 
+def reservations(holder: str) -> str:
+    """Return the subject of what one process has reserved for requests not known to be queued.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.reservation.{token(holder)}"
+
+
 def threshold(tenant: str, scope: str, quota: str, period: str, percent: int) -> str:
     """Return the subject on which it is stored, once, that a part of a quota is used.
 
@@ -792,4 +800,5 @@ ALL_RECORDS = f"{PREFIX}.records.*.*.*"  # asks a gateway for stored records of 
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
+ALL_RESERVATIONS = f"{PREFIX}.reservation.*"
 ALL_RATES = f"{PREFIX}.rate.>"

@@ -20,7 +20,7 @@ REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
 ATTEMPTS, REPLAYS = "ATTEMPTS", "REPLAYS"
 CHECKPOINTS, ROLLUPS = "CHECKPOINTS", "ROLLUPS"
 USAGE, RATES = "USAGE", "RATES"
-THRESHOLDS = "THRESHOLDS"
+THRESHOLDS, RESERVATIONS = "THRESHOLDS", "RESERVATIONS"
 SIGNALS, AUDIT = "SIGNALS", "AUDIT"
 FILES, FILE_RECORDS = "FILES", "KV_files"
 RESULTS, BATCHES = "RESULTS", "KV_batches"
@@ -147,6 +147,7 @@ def stream_configs(
         _rollups(),
         _counters(USAGE, "infer.usage.*.*.*.*", USAGE_SECONDS, StorageType.FILE),
         _records(THRESHOLDS, "infer.threshold.*.*.*.*.*", 16 * MIB, USAGE_SECONDS),
+        _reservations(),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
         _idempotency_bucket(),
         _replaceable(FILES, subjects.ALL_FILES, limits.files_bytes),
@@ -287,6 +288,16 @@ def _rollups() -> StreamConfig:
     They outlive the records of the ledger from which they were made.
     """
     config = _records(ROLLUPS, "infer.rollup.>", 256 * MIB, ROLLUP_SECONDS)
+    config.max_msgs_per_subject = 1
+    return config
+
+
+def _reservations() -> StreamConfig:
+    """Configure the stream RESERVATIONS: the newest message of each process that reserves.
+
+    It is kept as long as the broker recognises what was added to a counter before.
+    """
+    config = _records(RESERVATIONS, subjects.ALL_RESERVATIONS, 64 * MIB, LOG_SECONDS)
     config.max_msgs_per_subject = 1
     return config
 

@@ -18,8 +18,9 @@ class Reservation:
 
     `concurrency_scopes` are the tenant and key whose limit of open requests it counts towards.
     `request_increments` and `token_increments` are the amounts added to counters of the minute, by
-    counter subject. `account` has those of day and month, None without such a quota. By
-    `expires_at` (epoch seconds) the request has certainly ended, or was never accepted.
+    counter subject. `account` has those of day and month, None without such a quota. `reserved_ms`
+    (epoch milliseconds) is also when the request is accepted, if it is. By `expires_at` (epoch
+    seconds) the request has certainly ended, or was never accepted.
     """
 
     request_id: str
@@ -28,7 +29,21 @@ class Reservation:
     request_increments: dict[str, int]
     token_increments: dict[str, int]
     account: Account | None
+    reserved_ms: int
     expires_at: float
+
+    @property
+    def period_increments(self) -> dict[str, int]:
+        """The amounts added to counters of the day and month, by counter subject."""
+        return self.account.reserved if self.account else {}
+
+    @property
+    def packed_account(self) -> str:
+        """The account as one line, as it travels in the request's headers; empty without one.
+
+        Other services settle the counters of day and month by it.
+        """
+        return self.account.pack() if self.account else ""
 
 
 class OpenReservations:

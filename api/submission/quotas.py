@@ -4,7 +4,8 @@ The broker does all counting (`streams/records/usage_counters.py`). A request's 
 together, so a tenant with quotas waits for one more round trip, and one without for none. A gateway
 gives back what it has reserved and not used. What a dead gateway cannot give back expires: open
 requests with their lease, a minute's counts with the minute. Counters of a day or month are settled
-by whoever writes the ledger.
+by whoever writes the ledger; what was reserved there for a request that was never queued is given
+back by any gateway (`reservation_recovery`).
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from api.submission.quota_checks import (
     quota_scopes,
 )
 from api.submission.rate_limit_headers import RateLimitHeaders
+from api.submission.reservation_journal import ReservationJournal
 from api.submission.threshold_recorder import ThresholdRecorder
 from registry.tenant_records import Tenant
 from streams import messages, quota_windows, subjects
@@ -39,6 +41,7 @@ from streams.usage_accounts import Account, Meter
 log = structlog.get_logger()
 
 QuotaJob = Callable[[], Awaitable[None]]
+_TakeBack = Callable[[Broker, Mapping[str, int], str, float], Awaitable[None]]
 EXPIRY_CHECK_SECONDS = 1.0
 
 
@@ -53,6 +56,7 @@ class Quotas:
     def __init__(self, broker: Broker) -> None:
         self._broker, self._clock = broker, broker.clock
         self._reservations = OpenReservations()
+        self._journal = ReservationJournal(broker)
         self._minute_usage = RateLimitHeaders()
         self._jobs: asyncio.Queue[QuotaJob] = asyncio.Queue()
         self._thresholds = ThresholdRecorder(broker)
@@ -82,12 +86,14 @@ class Quotas:
     ) -> Reservation | None:
         """Count the most that a request may use on its tenant's and API key's quotas; check these.
 
-        Waits for one round trip to the broker. Returns None, and adds nothing, if neither has
-        quotas or if this gateway already has a reservation for `request_id`. The reservation ends
-        when the request ends, when it is released, or after `seconds`. Raises `RateLimited`,
-        `QuotaSpent` or `LargerThanQuota` if a quota does not allow the request, and
-        `BrokerUnavailable`. After an error or a cancellation the request has no reservation: what
-        was already counted is taken back, or expires within two minutes.
+        Waits for one round trip to the broker, and with a quota of a day or month for one before,
+        in which that is noted. Returns None, and adds nothing, if neither has quotas or if this
+        gateway already has a reservation for `request_id`. The reservation ends when the request
+        ends, when it is released, or after `seconds`. Call `confirm` or `release` when it is known
+        whether the request is queued. Raises `RateLimited`, `QuotaSpent` or `LargerThanQuota` if a
+        quota does not allow the request, and `BrokerUnavailable`. After an error or a cancellation
+        the request has no reservation: what was already counted is taken back, or expires within
+        two minutes.
         """
         scopes = quota_scopes(tenant)
         if not scopes or self._reservations.get(request_id):
@@ -101,6 +107,11 @@ class Quotas:
         self._reservations.add(reservation)
         try:
             await self._add_to_new_leases(renewals)
+            await self._journal.add(reservation)
+        except BaseException:
+            self._reservations.pop(request_id)
+            raise
+        try:
             totals = await self._read_totals(reservation, checks, now)
         except BaseException:
             self._undo_unconfirmed(reservation)
@@ -108,14 +119,13 @@ class Quotas:
         self._raise_refusal(reservation, checks, totals, now)
         return reservation
 
-    def packed_account(self, request_id: str) -> str:
-        """Return what a request has reserved on counters of the day and month, as one line.
+    def find(self, request_id: str) -> Reservation | None:
+        """Return the reservation that this gateway has for a request; None if it has none."""
+        return self._reservations.get(request_id)
 
-        The line travels in the request's headers, so that other services can settle those counters.
-        Empty if there is no reservation here, or no quota of a day or month.
-        """
-        reservation = self._reservations.get(request_id)
-        return reservation.account.pack() if reservation and reservation.account else ""
+    def confirm(self, reservation: Reservation) -> None:
+        """Note that the request is queued under this reservation, so that its end settles it."""
+        self._journal.remove(reservation)
 
     def release(self, reservation: Reservation) -> None:
         """Give back everything that `reservation` has added to counters.
@@ -130,16 +140,14 @@ class Quotas:
                 | _negate(reservation.token_increments)
             )
         self._schedule_publish(_negate(reservation.request_increments))
-        self._schedule_add_once(
-            (_negate(_period_increments(reservation)), f"{reservation.cause}.back")
-        )
+        self._schedule_taking_back(reservation, usage_counters.give_back)
 
     def release_unconfirmed(self, reservation: Reservation) -> None:
         """Stop counting a request as open if it is unknown whether the broker has accepted it.
 
-        The caller cancels the request in case it was accepted. The rest of its reservation is kept,
-        and is settled when the request ends or expires. Returns at once; `run` publishes the
-        changes.
+        The caller cancels the request in case it was accepted. The rest of its reservation is kept:
+        it is settled when the request ends, and recovered if it was never queued. Returns at once;
+        `run` publishes the changes.
         """
         self._schedule_publish(self._reservations.close_concurrency(reservation.request_id))
 
@@ -158,9 +166,9 @@ class Quotas:
         """Add the increments; returns the new totals of all counters that the checks read."""
         increments = {
             s: n for check in checks for s, n in check.increments(now).items()
-        } | _period_increments(reservation)
+        } | reservation.period_increments
         ids = {
-            subject: f"{reservation.cause}.{subject}" for subject in _period_increments(reservation)
+            subject: f"{reservation.cause}.{subject}" for subject in reservation.period_increments
         }
         counting = (
             usage_counters.add_to_counter(self._broker, s, n, ids.get(s, ""))
@@ -208,10 +216,7 @@ class Quotas:
         Leases and minutes expire; a day's counters get what was reserved, then the reverse.
         """
         self._reservations.pop(reservation.request_id)
-        reserved = _period_increments(reservation)
-        self._schedule_add_once(
-            (reserved, reservation.cause), (_negate(reserved), f"{reservation.cause}.back")
-        )
+        self._schedule_taking_back(reservation, usage_counters.undo)
 
     def settle(self, request_id: str, tokens: int) -> None:
         """End the reservation of a request that has ended, having used `tokens` in all.
@@ -242,6 +247,7 @@ class Quotas:
             await self._add_to_new_leases(self._reservations.roll_leases(self._clock.now()))
             for reservation in self._reservations.list_expired(self._clock.now()):
                 self._expire(reservation)
+            await self._journal.tidy(self._clock.now())
 
     async def _add_to_new_leases(self, amounts: Mapping[str, int]) -> None:
         """Best effort: add the open requests to the counters of leases that have begun."""
@@ -252,15 +258,14 @@ class Quotas:
             )
 
     def _expire(self, reservation: Reservation) -> None:
-        """End a reservation whose request must have ended or was never accepted.
+        """Stop counting a request as open that must have ended or was never accepted.
 
-        Whoever has settled its account did so under the same cause, so nothing counts twice.
+        Counters of day and month were settled by its end; or the reservation is pending still, and
+        is recovered.
         """
         log.warning("reservation_expired", request_id=reservation.request_id)
         self._reservations.pop(reservation.request_id)
         self._schedule_publish(self._reservations.lease_decrements(reservation))
-        if reservation.account:
-            self._schedule_add_once((reservation.account.correction(0, 0), reservation.request_id))
 
     def _schedule_publish(self, amounts: Mapping[str, int]) -> None:
         """Add to short-lived counters soon, in the order of calls; a lost one expires with them."""
@@ -274,14 +279,18 @@ class Quotas:
 
         self._jobs.put_nowait(publish)
 
-    def _schedule_add_once(self, *additions: tuple[Mapping[str, int], str]) -> None:
-        """Make each addition soon and in order, once for its cause, retrying for a limited time."""
+    def _schedule_taking_back(self, reservation: Reservation, take_back: _TakeBack) -> None:
+        """Take back what is counted of a day and month soon, retrying for a limited time.
 
-        async def add() -> None:
-            for amounts, cause in additions:
-                await usage_counters.add_once(self._broker, amounts, cause, RETRY_TIMEOUT_SECONDS)
+        If that fails, the reservation stays pending, and is recovered.
+        """
 
-        self._jobs.put_nowait(add)
+        async def take() -> None:
+            reserved = reservation.period_increments
+            await take_back(self._broker, reserved, reservation.cause, RETRY_TIMEOUT_SECONDS)
+            self._journal.remove(reservation)
+
+        self._jobs.put_nowait(take)
 
 
 async def _run_best_effort(job: QuotaJob) -> None:
@@ -307,6 +316,7 @@ def _build_reservation(
         request_increments=_minute_increments(checks, Meter.REQUESTS, now),
         token_increments=_minute_increments(checks, Meter.TOKENS, now),
         account=account,
+        reserved_ms=int(now * 1000),
         expires_at=now + seconds,
     )
 
@@ -320,10 +330,6 @@ def _minute_increments(checks: Sequence[QuotaCheck], meter: Meter, now: float) -
         for subject, amount in check.increments(now).items()
         if amount
     }
-
-
-def _period_increments(reservation: Reservation) -> dict[str, int]:
-    return reservation.account.reserved if reservation.account else {}
 
 
 def _negate(amounts: Mapping[str, int]) -> dict[str, int]:

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 
 from api.grammar_checker import GrammarChecker
+from api.submission.open_reservations import Reservation
 from api.submission.quota_checks import RequestAmounts
 from api.submission.request_limits import DeadlineLimits, PackedRequest, check_tools, pack_request
 from api.submission.submission_record import Submission
@@ -50,13 +51,19 @@ class ValidatedRequest:
         return RequestAmounts(prompt, self.packed.cost - prompt, self.price.price)
 
     def build_envelope(
-        self, request_id: str, route: str, account: str, wait_seconds: float | None, now_ms: int
+        self,
+        request_id: str,
+        route: str,
+        reservation: Reservation | None,
+        wait_seconds: float | None,
+        now_ms: int,
     ) -> Envelope:
         """Return the headers of the message with which the request is queued.
 
-        `route` is where the replies go, and `account` is from `Quotas.packed_account`.
-        `wait_seconds` is the estimated wait, None if it is not known. `now_ms` is the time of
-        acceptance in epoch ms, from which the deadline counts.
+        `route` is where the replies go, and `wait_seconds` the estimated wait, None if it is not
+        known. `now_ms` is the time in epoch ms, from which the deadline counts. With a
+        `reservation` (`Quotas.find`) the request was accepted when that was made, so both belong to
+        one day.
         """
         return Envelope(
             request_id=request_id,
@@ -65,10 +72,10 @@ class ValidatedRequest:
             cost=self.packed.cost,
             prompt_tokens=self.packed.prompt_tokens,
             deadline=now_ms + int(self.deadline_seconds * 1000),
-            accepted=now_ms,
+            accepted=reservation.reserved_ms if reservation else now_ms,
             version=self.pinned_version,
             adapter=self.adapter_name,
-            account=account,
+            account=reservation.packed_account if reservation else "",
             estimated_wait_ms=None if wait_seconds is None else round(wait_seconds * 1000),
             prefix_hashes=self.packed.prompt_hashes,
             goal_ms=self._goal_ms,

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from nats.aio.msg import Msg
 
 from api.submission.ledger_space import LedgerSpace
+from api.submission.open_reservations import Reservation
 from api.submission.quotas import Quotas
 from api.submission.validation import ValidatedRequest
 from gateway.admission.idempotency import IdempotencyStore
@@ -141,35 +142,48 @@ class Submitter:
             validated.tenant, claim.request_id, validated.amounts, expiry_seconds
         )
         try:
-            stored = await self._enqueue(validated, claim.request_id, route, wait)
+            stored = await self._enqueue(validated, claim.request_id, route, wait, reservation)
         except BaseException as error:
             if reservation:
                 is_out = isinstance(error, MillstreamError) and not error.may_have_succeeded
                 (self.quotas.release if is_out else self.quotas.release_unconfirmed)(reservation)
             raise
         outcome = _outcome(claim, stored)
-        if reservation and outcome is SubmitOutcome.EXISTING:
-            self.quotas.release(reservation)
+        if reservation:
+            is_other = outcome is SubmitOutcome.EXISTING
+            (self.quotas.release if is_other else self.quotas.confirm)(reservation)
         return outcome
 
     async def _enqueue(
-        self, validated: ValidatedRequest, request_id: str, route: str, wait: float | None
+        self,
+        validated: ValidatedRequest,
+        request_id: str,
+        route: str,
+        wait: float | None,
+        reservation: Reservation | None,
     ) -> PubAck:
         """Publish the request to its lane; the broker recognises a request id that it has already.
 
         A tenant's limit below the stream's own is checked here, one request of the lane at a time.
         """
-        account = self.quotas.packed_account(request_id)
-        now = self._broker.clock.now_ms()
-        envelope = validated.build_envelope(request_id, route, account, wait, now)
+        clock, counted = self._broker.clock, reservation or self.quotas.find(request_id)
+        envelope = validated.build_envelope(request_id, route, counted, wait, clock.now_ms())
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = validated.packed.payload, validated.lane, validated.tenant.max_queued
         if limit >= self._streams.lane_limit:
+            _check_in_time(reservation, clock.now())
             return await request_queue.enqueue(self._broker, lane, payload, headers, ACCEPT_SECONDS)
         async with self._lane_locks.setdefault(lane, asyncio.Lock()):
+            _check_in_time(reservation, clock.now())
             return await request_queue.enqueue_below(
                 self._broker, lane, payload, headers, ACCEPT_SECONDS, limit
             )
+
+
+def _check_in_time(reservation: Reservation | None, now: float) -> None:
+    """Raise `Overloaded` if this process stood still for so long that its reservation is over."""
+    if reservation and now >= reservation.expires_at:
+        raise Overloaded("this gateway stood still until the request's deadline was over")
 
 
 def _latency_target(validated: ValidatedRequest) -> LatencyTarget:

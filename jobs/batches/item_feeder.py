@@ -11,7 +11,7 @@ from jobs.batches.line_states import LineState
 from registry.credentials.keys import Keys
 from registry.tenant_records import ApiKey, Tenant
 from registry.tenants import Tenants
-from streams.broker.broker_client import Broker
+from streams.broker.broker_client import Broker, PubAck
 from streams.errors import BadRequest, MillstreamError
 from streams.headers import MESSAGE_ID, ItemRef
 from streams.messages import openai_usage
@@ -81,19 +81,22 @@ class ItemFeeder:
             await self._refuse(batch, ref, request_id, error)
             return 0.0
         try:
-            await self._enqueue(validated, request_id, ref)
+            stored = await self._enqueue(validated, request_id, ref)
         except MillstreamError as error:
             if reservation and not error.may_have_succeeded:
                 self._quotas.release(reservation)
             raise
+        if reservation and not stored.duplicate:
+            self._quotas.confirm(reservation)
+        elif reservation and not stored.repeated:  # an earlier process has queued this try
+            self._quotas.release(reservation)
         return seconds
 
-    async def _enqueue(self, validated: ValidatedRequest, request_id: str, ref: ItemRef) -> None:
-        now = self._broker.clock.now_ms()
-        account = self._quotas.packed_account(request_id)
-        envelope = validated.build_envelope(request_id, ROUTE, account, None, now)
+    async def _enqueue(self, validated: ValidatedRequest, request_id: str, ref: ItemRef) -> PubAck:
+        reservation, now = self._quotas.find(request_id), self._broker.clock.now_ms()
+        envelope = validated.build_envelope(request_id, ROUTE, reservation, None, now)
         headers = replace(envelope, item=ref).to_headers() | {MESSAGE_ID: request_id}
-        await request_queue.enqueue(
+        return await request_queue.enqueue(
             self._broker, validated.lane, validated.packed.payload, headers, ENQUEUE_SECONDS
         )
 

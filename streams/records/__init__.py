@@ -1,6 +1,7 @@
 """What Millstream stores in the broker, in the order in which a request meets it.
 
 usage_counters   reservations on counters of day and month, settled with the ledger record
+pending_reservations  those whose request is not known to be queued, for when a process dies
 quota_thresholds events: what part of a quota is used, each stored once
 request_queue    a gateway enqueues the request; the broker refuses it when the lane is full
 attempt_history  how earlier attempts went, and whether the request is poison

@@ -62,6 +62,23 @@ async def add_once(broker: Broker, amounts: Mapping[str, int], cause: str, secon
     )
 
 
+async def undo(broker: Broker, amounts: Mapping[str, int], cause: str, seconds: float) -> None:
+    """Take back amounts of which it is not known whether all were added under `cause`.
+
+    They are added once more under the same cause, which counts what was not counted, and then
+    subtracted, once. The counters are never too low meanwhile. Call it while the broker still
+    recognises the first addition. Retries for `seconds` and raises as `add_once` does.
+    """
+    await add_once(broker, amounts, cause, seconds)
+    await give_back(broker, amounts, cause, seconds)
+
+
+async def give_back(broker: Broker, amounts: Mapping[str, int], cause: str, seconds: float) -> None:
+    """Subtract amounts that were added under `cause`, once; retries and raises as `add_once`."""
+    negated = {subject: -amount for subject, amount in amounts.items()}
+    await add_once(broker, negated, f"{cause}.back", seconds)
+
+
 async def settle(broker: Broker, record: LedgerRecord, seconds: float) -> None:
     """Correct the usage counters from a request's reservation to what the request has used.
 

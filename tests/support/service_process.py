@@ -16,7 +16,10 @@ from tests.support.accounts_server import process_settings, worker_pins
 
 
 class ServiceProcess:
-    """A running `millstream <command>`; `environment` is for the process, not for its settings."""
+    """A running `millstream <command>`; `environment` is for the process, not for its settings.
+
+    `program` is the module that runs it.
+    """
 
     def __init__(
         self,
@@ -24,6 +27,7 @@ class ServiceProcess:
         log: Path,
         settings: dict[str, Any],
         environment: Mapping[str, str] = MappingProxyType({}),
+        program: str = "millstream",
     ) -> None:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)
@@ -32,7 +36,7 @@ class ServiceProcess:
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "millstream", command],
+                [sys.executable, "-m", program, command],
                 env={**kept, **told, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -63,12 +67,14 @@ def service_process(
 ) -> Iterator[ServiceProcess]:
     """One service with a user of its own; killed at the end if it has not ended.
 
-    Settings that are lists have one value.
+    Settings that are lists have one value. `program` is the module to run, not a setting.
     """
+    program = settings.pop("program", "millstream")
     named = {"id": new_id(), **settings}
     pins = worker_pins(named["id"], [named["model"]]) if command == UserClass.WORKER else None
     creds = process_settings(nats_url, UserClass(command), named["id"], pins)
-    service = ServiceProcess(command, log, {"nats": nats_url, **creds, **named})
+    told = {"nats": nats_url, **creds, **named}
+    service = ServiceProcess(command, log, told, program=program)
     try:
         yield service
     finally:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from api.submission.open_reservations import Reservation
 from api.submission.quota_checks import RequestAmounts
 from api.submission.quotas import Quotas
+from api.submission.reservation_journal import ReservationJournal
 from registry.models import mock_model
 from registry.tenant_records import QuotaLimits, Tenant
 from streams import quota_windows, usage_accounts
@@ -184,7 +186,7 @@ async def test_a_ledger_record_settles_once(nats_url: str) -> None:
 
 
 async def test_a_reservation_that_nobody_ends_expires(nats_url: str) -> None:
-    """The request may never have been stored; if it was, its ledger record has settled it."""
+    """The request was never stored, and its gateway was not told."""
     quotas = QuotaLimits(max_concurrent=1, tokens_per_day=100)
     tenant = Tenant(name="acme", **quotas.model_dump())
     async with gateways(nats_url), connect(nats_url, "test") as broker:
@@ -202,13 +204,21 @@ async def test_a_reservation_that_nobody_ends_expires(nats_url: str) -> None:
         running.cancel()
 
 
-async def test_a_reservation_without_an_answer_is_taken_back(nats_server: NatsServer) -> None:
+async def test_a_reservation_without_an_answer_is_taken_back(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it was counted or not: the day is none the poorer for it."""
     tenant = Tenant(name="acme", tokens_per_day=100)
+    add = ReservationJournal.add
+
+    async def add_and_freeze(self: ReservationJournal, reservation: Reservation) -> None:
+        await add(self, reservation)
+        nats_server.freeze()
+
+    monkeypatch.setattr(ReservationJournal, "add", add_and_freeze)
     async with gateways(nats_server.url), connect(nats_server.url, "test") as broker:
         made = Quotas(broker)
         running = asyncio.create_task(made.run())
-        nats_server.freeze()
         with pytest.raises(BrokerUnavailable):
             await made.reserve(
                 tenant, "r1", RequestAmounts(5, 8, usage_accounts.Price()), seconds=60
