@@ -13,6 +13,7 @@ control_tokens    keeps control tokens that a user wrote as text
 tool_calls        finds a model's tool calls in the text that it generates
 openai_bodies     records become OpenAI's response bodies; `completion_events` makes events of them
                   for streams
+messages/         Anthropic's `/v1/messages`, as a chat in other words
 event_ids         number a stream's events, so that a client can go on behind any of them
 content_encoding  decodes compressed bodies
 error_bodies      errors become JSON fields and retry headers

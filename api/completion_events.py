@@ -5,6 +5,7 @@ Per token only the text changes, so everything around it is encoded once per cho
 
 from abc import ABC, abstractmethod
 from itertools import count
+from typing import Protocol
 
 import orjson
 
@@ -13,6 +14,7 @@ from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage
 from api.tool_calls import ParsedDelta, ToolCall, ToolParser
 from streams.errors import MillstreamError
 from streams.logprob_token_text import count_characters
+from streams.messages import Record
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment, against proxies that close silent connections
@@ -25,22 +27,44 @@ def encode_event(body: JsonBody) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
-def error_event(failure: MillstreamError) -> bytes:
-    """Return the event with which a stream ends that fails after its headers were sent.
+class AnswerEvents(Protocol):
+    """Encodes the server-sent events of one choice, as one endpoint has them.
 
-    Its data is the same body that an error response would have.
+    All methods return bytes and send nothing; they are called in this order. `ping` keeps a silent
+    stream open.
     """
-    return encode_event(error_bodies.error_body(failure))
+
+    ping: bytes
+
+    def opening(self) -> bytes:
+        """Return the events before the first text; empty if the endpoint has none."""
+
+    def text(self, text: str, logprobs: Logprobs | None = None) -> bytes:
+        """Return the events for the next tokens, whose text may be empty."""
+
+    def finish(self, reason: FinishReason) -> bytes:
+        """Return the last events of this choice."""
+
+    def ending(self, usage: Usage, end: Record) -> bytes:
+        """Return the events behind those of all choices; `usage` is of all, `end` the last record.
+
+        Only the first choice's encoder is asked.
+        """
+
+    def failure(self, error: MillstreamError) -> bytes:
+        """Return the event with which a stream ends that fails after its headers were sent."""
 
 
 class ChoiceEvents(ABC):
     """Encodes the server-sent events of one choice, that is, of one of the `n` answers to a prompt.
 
     All methods return bytes and send nothing. Call `opening` first, `text` for each piece of the
-    answer, and `finish` at its end. When all choices have finished, `usage` follows if the client
-    asked for it, and then `DONE`. With `include_usage`, every other event has `"usage": null`, as
-    OpenAI's have.
+    answer, and `finish` at its end. When all choices have finished, `ending` follows: the usage if
+    the client asked for it, and then `DONE`. With `include_usage`, every other event has
+    `"usage": null`, as OpenAI's have.
     """
+
+    ping = PING
 
     def __init__(self, head: JsonBody, index: int, include_usage: bool) -> None:
         self._head, self._index = head, index
@@ -68,9 +92,17 @@ class ChoiceEvents(ABC):
         """Return the last event of this choice, which has the finish reason and no text."""
         return self._event(self._last_content(), reason=reason)
 
+    def ending(self, usage: Usage, end: Record) -> bytes:
+        """Return the whole response's token counts, if they were asked for, and the last line."""
+        return (self.usage(usage) if self._tail else b"") + DONE
+
     def usage(self, usage: Usage) -> bytes:
         """Return the event with the whole response's token counts and no choices."""
         return encode_event({**self._head, "choices": [], "usage": usage})
+
+    def failure(self, error: MillstreamError) -> bytes:
+        """Return the event of an error; its data is the body that an error response would have."""
+        return encode_event(error_bodies.error_body(error))
 
     def _event(
         self,

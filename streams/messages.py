@@ -264,18 +264,20 @@ def cached_tokens(usage: TokenUsage) -> int:
 
 
 def done_record(
-    reason: FinishReason, usage: TokenUsage, timing: Mapping[str, float]
+    reason: FinishReason, usage: TokenUsage, timing: Mapping[str, float], stop_sequence: str = ""
 ) -> dict[str, Any]:
     """Return the last token log record of a request that ended normally or was cancelled.
 
-    `timing` is milliseconds by stage; `usage` is OpenAI's usage object.
+    `timing` is milliseconds by stage; `usage` is OpenAI's usage object. `stop_sequence` is the stop
+    string that ended the text; a record of a text that none ended has no such field.
     """
-    return {
+    record = {
         "type": "done",
         "finish_reason": reason,
         "usage": usage,
         "timing": {stage: round(ms, 3) for stage, ms in timing.items()},
     }
+    return record | ({"stop_sequence": stop_sequence} if stop_sequence else {})
 
 
 def error_record(code: str, message: str, usage: TokenUsage) -> dict[str, Any]:

@@ -187,8 +187,8 @@ def _completion_body(
     created: int,
 ) -> openai_bodies.JsonBody:
     parser = make_tool_parser(body, model, result.request_id)
-    reason: openai_bodies.FinishReason = "length" if result.finish == "length" else "stop"
-    choice = endpoint.choice_of(body, parser, 0, result.text, reason, result.logprobs or [])
+    end, logprobs = result.to_terminal(), result.logprobs or []
+    choice = endpoint.choice_of(body, parser, 0, result.text, end, logprobs)
     return endpoint.build_body(result.request_id, body.model, created, [choice], result.usage)
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from api import completion_events, openai_bodies
+from api.completion_events import AnswerEvents
 from api.openai_bodies import FinishReason, JsonBody, Logprobs, Usage
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.tools import NamedToolChoice
@@ -17,11 +18,53 @@ from api.tool_calls import (
     forced_function_format,
 )
 from registry.models import Model
+from streams.messages import Record
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats have the model's
 
 
 CompletionBody = CompletionRequest | ChatRequest
+
+
+@dataclass(frozen=True)
+class AnswerHead:
+    """What is known of one choice of an answer before its text.
+
+    `request_id` is that of the whole answer, `created` is in epoch seconds, and `index` is the
+    choice's place in the answer.
+    """
+
+    request_id: str
+    created: int
+    prompt_tokens: int
+    index: int = 0
+
+
+class AnswerFormat(Protocol):
+    """How one endpoint tells a generated answer, whole or as server-sent events."""
+
+    def choice_of(
+        self,
+        body: CompletionBody,
+        parser: ToolParser | None,
+        index: int,
+        text: str,
+        end: Record,
+        logprobs: list[dict[str, Any]],
+    ) -> JsonBody:
+        """Return a whole choice of an answer: its text, or the calls that `parser` finds in it.
+
+        `end` is the record that ended it, of type `done`.
+        """
+
+    @property
+    def build_body(self) -> Callable[[str, str, int, Sequence[JsonBody], Usage], JsonBody]:
+        """What makes a whole answer of request id, model, time, choices and usage."""
+
+    def start_events(
+        self, body: CompletionBody, parser: ToolParser | None, head: AnswerHead
+    ) -> AnswerEvents:
+        """Return the encoder of one choice's events; calls that `parser` finds are told apart."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +92,29 @@ class CompletionEndpoint:
         parser: ToolParser | None,
         index: int,
         text: str,
-        reason: FinishReason,
+        end: Record,
         logprobs: list[dict[str, Any]],
     ) -> JsonBody:
-        """Return a whole choice of an answer: its text, or the calls that `parser` finds in it."""
+        """Return a whole choice of an answer: its text, or the calls that `parser` finds in it.
+
+        `end` is the record that ended it, of type `done`.
+        """
+        reason: FinishReason = end["finish_reason"]
         told = logprobs if body.requested_logprobs is not None else None
         if parser is None:
             return self.build_choice(index, text, reason, told)
         parsed, rest = parser.push(text), parser.finish()
         calls = parsed.calls + rest.calls
         return openai_bodies.chat_choice(index, parsed.text + rest.text, reason, told, calls)
+
+    def start_events(
+        self, body: CompletionBody, parser: ToolParser | None, head: AnswerHead
+    ) -> AnswerEvents:
+        """Return the encoder of one choice's events; calls that `parser` finds are told apart."""
+        begun = (head.request_id, body.model, head.created, head.index, body.include_usage)
+        if parser is None:
+            return self.events_class(*begun)
+        return completion_events.ToolCallEvents(parser, *begun)
 
 
 COMPLETION = CompletionEndpoint(

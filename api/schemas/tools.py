@@ -18,13 +18,13 @@ from api.schemas.fields import (
 from streams.messages import Grammar
 
 MAX_TOOLS = 128
-_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
 class Function(Body):
     """A function that a model may call."""
 
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
     parameters: JsonObject | None = Field(default=None, description="a JSON schema")
     strict: Ignored = None

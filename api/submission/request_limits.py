@@ -73,13 +73,18 @@ def pack_request(
     without tokens, `ContextLengthExceeded`, `InputTooLong` or `OutputTooLong` for one over a limit,
     and `UnsupportedValue` for a model that serves another kind of request.
     """
+    check_task(submission, model)
+    if submission.kind != "generate":
+        return _pack_inputs(submission, model, tenant, encoded, splits)
+    return _pack_prompt(submission, model, tenant, encoded[0], adapter)
+
+
+def check_task(submission: Submission, model: Model) -> None:
+    """Raise `UnsupportedValue` if the model serves another kind of request."""
     if model.task != submission.kind:
         raise UnsupportedValue(
             f"the model {model.name!r} serves {model.task!r}, not {submission.kind!r}", "model"
         )
-    if submission.kind != "generate":
-        return _pack_inputs(submission, model, tenant, encoded, splits)
-    return _pack_prompt(submission, model, tenant, encoded[0], adapter)
 
 
 def _pack_prompt(

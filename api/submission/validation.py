@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from api.grammar_checker import GrammarChecker
 from api.submission.open_reservations import Reservation
 from api.submission.quota_checks import RequestAmounts
-from api.submission.request_limits import DeadlineLimits, PackedRequest, check_tools, pack_request
+from api.submission.request_limits import (
+    DeadlineLimits,
+    PackedRequest,
+    check_task,
+    check_tools,
+    pack_request,
+)
 from api.submission.submission_record import Submission
 from api.tokenizer import TokenizerCache, check_token_ids
-from registry.models import Model, Version
+from registry.models import Adapter, Model, Version
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenant_records import Tenant
@@ -115,11 +121,7 @@ class SubmissionValidator:
         `ArtifactChanged` if the model's tokeniser cannot be read on this machine.
         """
         started_at = time.monotonic()
-        model, version, adapter = self._registry.resolve_target(submission.model)
-        if tenant.key and not tenant.key.allows_model(
-            submission.model, model.name, is_adapter=adapter is not None
-        ):
-            raise ModelNotAllowed(submission.model)
+        model, version, adapter = self._resolve(tenant, submission)
         seconds = self._deadlines.deadline_seconds(submission)
         check_tools(submission, model)
         await self._check_sampling(model, submission)
@@ -142,6 +144,28 @@ class SubmissionValidator:
             )
             for choice, each in zip(choices, packed, strict=True)
         ]
+
+    async def count_prompt_tokens(self, tenant: Tenant, submission: Submission) -> int:
+        """Return how many tokens the prompt of a generation has; nothing is queued or reserved.
+
+        Raises as `validate` does, but checks no limit of tokens.
+        """
+        model, version, _ = self._resolve(tenant, submission)
+        check_task(submission, model)
+        check_tools(submission, model)
+        (prompt,) = await self._encode(model, version, submission)
+        return model.token_count(prompt)
+
+    def _resolve(
+        self, tenant: Tenant, submission: Submission
+    ) -> tuple[Model, Version, Adapter | None]:
+        """Return what serves the submission's model; raises unless the key allows it."""
+        model, version, adapter = self._registry.resolve_target(submission.model)
+        if tenant.key and not tenant.key.allows_model(
+            submission.model, model.name, is_adapter=adapter is not None
+        ):
+            raise ModelNotAllowed(submission.model)
+        return model, version, adapter
 
     async def _check_sampling(self, model: Model, submission: Submission) -> None:
         """Raise `TokenOutOfRange` for a wrong token, `BadGrammar` for a wrong grammar."""

@@ -35,6 +35,7 @@ class Ticket:
     model: Model
     subscription: LogSubscription
     admit_ms: float
+    prompt_tokens: int
     is_new: bool = True  # False: an idempotency key led to a request that was there already
 
 
@@ -65,7 +66,10 @@ class ClientRequests:
                 if not subscription.is_durable:
                     subscription = await self._queue(validated, claim, subscription)
         admit_ms = (time.monotonic() - validated.started_at) * 1000
-        return Ticket(claim.request_id, validated.model, subscription, admit_ms, claim.is_first)
+        count = validated.packed.prompt_tokens
+        return Ticket(
+            claim.request_id, validated.model, subscription, admit_ms, count, claim.is_first
+        )
 
     async def check_key_known(self, tenant: str, key: str) -> None:
         """Raise `RequestNotFound` if an idempotency key stands for no request of the tenant."""

@@ -6,7 +6,7 @@ routes                 paths, health, metrics, error handlers; `openapi` documen
 http_middleware        request ids, one spelling of paths, CORS
 endpoint               one POST path: authenticates, reads and parses the body, serves, answers
 choice_fanout          submits the choices of one HTTP request and yields their records
-completions            completions and chats, streamed or whole
+completions            completions and chats, streamed or whole; `messages` in Anthropic's form
 embed_classify_rerank  embeddings, classifications and rerankings
 websocket              one WebSocket connection; `byte_budget` bounds the frames in submission
 websocket_reply        the reply to one request on a WebSocket, frame by frame

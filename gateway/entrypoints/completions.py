@@ -14,12 +14,13 @@ from starlette.types import Send
 from api import completion_events, event_ids
 from api.authentication.authenticator import Principal
 from api.endpoints.completion_endpoint import (
+    AnswerFormat,
+    AnswerHead,
     CompletionBody,
-    CompletionEndpoint,
     make_tool_parser,
 )
 from api.event_ids import ChoicePosition, EventNumbering, StreamPosition
-from api.openai_bodies import JsonBody, Usage, total_usage
+from api.openai_bodies import JsonBody, total_usage
 from api.submission.submission_record import Submission
 from gateway.admission.client_requests import Ticket
 from gateway.context import GatewayContext
@@ -33,7 +34,7 @@ PING_INTERVAL_SECONDS = 7.5  # a stream is pinged after a silence of one to two 
 
 
 async def serve(
-    endpoint: CompletionEndpoint,
+    answer_format: AnswerFormat,
     context: GatewayContext,
     request: Request,
     principal: Principal,
@@ -43,17 +44,18 @@ async def serve(
 ) -> Response | None:
     """Answer one request: return the whole response, or send a stream with `send` and return None.
 
-    A stream waits a little for its first output, so that an error before it has its own status. A
-    stream with a `Last-Event-ID` goes on behind that event.
+    `answer_format` is that of the endpoint. A stream waits a little for its first output, so that
+    an error before it has its own status. A stream with a `Last-Event-ID` goes on behind that
+    event.
     """
     had = _position_of_client(request, body, sum(each.choices for each in submissions))
     async with submit_choices(
         context, request, principal, *submissions, resumes=had is not None
     ) as fanout:
         if not body.stream:
-            return await _respond_whole(endpoint, fanout, body)
+            return await _respond_whole(answer_format, fanout, body)
         await fanout.await_first_output()
-        await CompletionStream(endpoint, fanout, body, send, had).run()
+        await CompletionStream(answer_format, fanout, body, send, had).run()
         return None
 
 
@@ -81,32 +83,32 @@ class ChoiceOutput:
 
 
 async def _respond_whole(
-    endpoint: CompletionEndpoint, fanout: ChoiceFanout, body: CompletionBody
+    answer_format: AnswerFormat, fanout: ChoiceFanout, body: CompletionBody
 ) -> Response:
     outputs = [ChoiceOutput() for _ in fanout.tickets]
     while not fanout.is_ended:
         record = await fanout.next()
         outputs[record["choice"]].add_record(record)
     choices = [
-        _build_choice(endpoint, body, ticket, index, each)
+        _build_choice(answer_format, body, ticket, index, each)
         for index, (ticket, each) in enumerate(zip(fanout.tickets, outputs, strict=True))
     ]
     usage = total_usage([each.last["usage"] for each in outputs], body.choice_count)
     request_id = fanout.ticket.request_id
-    answer = endpoint.build_body(request_id, body.model, int(time.time()), choices, usage)
+    answer = answer_format.build_body(request_id, body.model, int(time.time()), choices, usage)
     return json_response(answer, fanout.ticket, record["timing"])
 
 
 def _build_choice(
-    endpoint: CompletionEndpoint,
+    answer_format: AnswerFormat,
     body: CompletionBody,
     ticket: Ticket,
     index: int,
     output: ChoiceOutput,
 ) -> JsonBody:
     parser = make_tool_parser(body, ticket.model, ticket.request_id)
-    text, reason = "".join(output.texts), output.last["finish_reason"]
-    return endpoint.choice_of(body, parser, index, text, reason, output.logprobs)
+    text = "".join(output.texts)
+    return answer_format.choice_of(body, parser, index, text, output.last, output.logprobs)
 
 
 class CompletionStream:
@@ -117,30 +119,29 @@ class CompletionStream:
 
     def __init__(
         self,
-        endpoint: CompletionEndpoint,
+        answer_format: AnswerFormat,
         fanout: ChoiceFanout,
         body: CompletionBody,
         send: Send,
         had: StreamPosition | None = None,
     ) -> None:
         self._request, self._body, self._send = fanout, body, send
-        self._usages: dict[int, Usage] = {}
+        self._ends: dict[int, Record] = {}
         self._is_silent = True
         had = had or StreamPosition(int(time.time()), (ChoicePosition(),) * len(fanout.tickets))
         self._created, self._numbering = had.created, EventNumbering(had)
         self._events = [
-            self._choice_events(endpoint, ticket, index)
+            self._choice_events(answer_format, ticket, index)
             for index, ticket in enumerate(fanout.tickets)
         ]
 
     def _choice_events(
-        self, endpoint: CompletionEndpoint, ticket: Ticket, index: int
-    ) -> completion_events.ChoiceEvents:
-        body = self._body
-        head = (self._request.ticket.request_id, body.model, self._created)
-        if parser := make_tool_parser(body, ticket.model, ticket.request_id):
-            return completion_events.ToolCallEvents(parser, *head, index, body.include_usage)
-        return endpoint.events_class(*head, index, body.include_usage)
+        self, answer_format: AnswerFormat, ticket: Ticket, index: int
+    ) -> completion_events.AnswerEvents:
+        parser = make_tool_parser(self._body, ticket.model, ticket.request_id)
+        request_id = self._request.ticket.request_id
+        head = AnswerHead(request_id, self._created, ticket.prompt_tokens, index)
+        return answer_format.start_events(self._body, parser, head)
 
     async def run(self) -> None:
         """Send the headers and all events, and return when the stream has ended.
@@ -167,7 +168,7 @@ class CompletionStream:
             while not await self._send_next():
                 pass
         except Ended as error:
-            await self._write(completion_events.error_event(error), last=True)
+            await self._write(self._events[0].failure(error), last=True)
 
     async def _ping(self) -> None:
         # A timeout around each wait for a record would cost a tenth of the stream's whole work
@@ -175,7 +176,7 @@ class CompletionStream:
             self._is_silent = True
             await asyncio.sleep(PING_INTERVAL_SECONDS)
             if self._is_silent:
-                await self._write(completion_events.PING)
+                await self._write(self._events[0].ping)
 
     async def _send_next(self) -> bool:
         """Send the next records; True once all choices have ended."""
@@ -196,17 +197,15 @@ class CompletionStream:
                 for part in self._numbering.split(record)
             )
         if record["type"] == "done":
-            self._usages[choice] = record["usage"]
+            self._ends[choice] = record
             return self._numbering.other(choice, events.finish(record["finish_reason"]))
         return b""
 
     def _encode_end(self) -> bytes:
         """The events that follow the last choice's end."""
-        if not self._body.include_usage:
-            return self._numbering.ending(completion_events.DONE)
-        usages = [self._usages[index] for index in range(len(self._events))]
-        usage = self._events[0].usage(total_usage(usages, self._body.choice_count))
-        return self._numbering.ending(usage + completion_events.DONE)
+        ends = [self._ends[index] for index in range(len(self._events))]
+        usage = total_usage([end["usage"] for end in ends], self._body.choice_count)
+        return self._numbering.ending(self._events[0].ending(usage, ends[0]))
 
     async def _write(self, data: bytes, last: bool = False) -> None:
         if not data and not last:

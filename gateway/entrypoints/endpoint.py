@@ -34,6 +34,7 @@ _MAX_DISCARDED_FACTOR = 16  # of a body, times its limit: more is not read to it
 
 B = TypeVar("B", bound=Body)
 ToSubmissions = Callable[[B], list[Submission]]
+RenderError = Callable[[Request, MillstreamError], Response]
 Serve = Callable[
     [GatewayContext, Request, Principal, B, list[Submission], Send], Awaitable[Response | None]
 ]
@@ -42,8 +43,8 @@ Serve = Callable[
 class Endpoint(Generic[B]):
     """The ASGI application of one POST path: authenticates, reads and parses the body, and answers.
 
-    A `MillstreamError` becomes an error response in OpenAI's shape. If the client leaves, nothing
-    is sent.
+    A `MillstreamError` becomes an error response, in OpenAI's shape unless `render_error` has
+    another. If the client leaves, nothing is sent.
     """
 
     def __init__(
@@ -52,9 +53,11 @@ class Endpoint(Generic[B]):
         schema: type[B],
         to_submissions: ToSubmissions[B],
         serve: Serve[B],
+        render_error: RenderError = lambda request, error: error_responses.error_response(error),
     ) -> None:
         self._context, self._schema = context, schema
         self._to_submissions, self._serve = to_submissions, serve
+        self._render_error = render_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -65,7 +68,7 @@ class Endpoint(Generic[B]):
         except ClientGone:
             log.info("client_left", path=scope["path"])
         except MillstreamError as error:
-            await error_responses.error_response(error)(scope, receive, send)
+            await self._render_error(request, error)(scope, receive, send)
 
     async def _answer(
         self, request: Request, principal: Principal, rate_limiter: FrameRateLimiter, send: Send
@@ -76,7 +79,7 @@ class Endpoint(Generic[B]):
             await _wait_for_rate(rate_limiter, len(body))
             response = await self._respond(request, principal, body, send)
         except MillstreamError as error:
-            response = error_responses.error_response(error)
+            response = self._render_error(request, error)
         if response is not None:
             await response(request.scope, request.receive, send)
 

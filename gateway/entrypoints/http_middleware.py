@@ -5,10 +5,13 @@ import secrets
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-REQUEST_ID = "request_id"  # in the state of a scope: the id of the accepted request
+REQUEST_ID = (
+    "request_id"  # in the state of a scope: the accepted request's id, or else a random one
+)
 _STARTS = ("http.response.start", "websocket.http.response.start")
 _EXPOSED_HEADERS = (
     "x-request-id",
+    "request-id",
     "retry-after",
     "server-timing",
     "x-should-retry",
@@ -38,6 +41,7 @@ def wrap(application: ASGIApp, cors_origins: tuple[str, ...]) -> ASGIApp:
 class RequestIds:
     """Adds `x-request-id` to every response: the accepted request's id, or else a random one.
 
+    Anthropic's clients look for the same id in `request-id`.
     A slash at the end of a path is taken off, so that no client needs a redirect.
     """
 
@@ -46,13 +50,15 @@ class RequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
+        state[REQUEST_ID] = secrets.token_hex(16)
         if scope["type"] == "http" and scope["path"] != "/":
             scope["path"] = scope["path"].rstrip("/") or "/"
 
         async def send_with_id(message: Message) -> None:
             if message["type"] in _STARTS:
-                request_id = state.get(REQUEST_ID) or secrets.token_hex(16)
-                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                request_id = state[REQUEST_ID].encode()
+                ids = [(b"x-request-id", request_id), (b"request-id", request_id)]
+                headers = [*message.get("headers", ()), *ids]
                 message = {**message, "headers": headers}
             await send(message)
 

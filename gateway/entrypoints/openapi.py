@@ -8,6 +8,8 @@ from pydantic.json_schema import models_json_schema
 
 from api.error_bodies import ERROR_SCHEMA
 from api.schemas.batches import BatchOptions, CreateBatch, EstimateBatch
+from api.messages import message_errors
+from api.messages.message_request import MessagesRequest, PromptBody
 from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
@@ -25,6 +27,10 @@ _POSTS: dict[str, tuple[str, type[Body]]] = {
     "/v1/classify": ("Classify texts", ClassifyRequest),
     "/v1/rerank": ("Order documents by relevance to a query", RerankRequest),
     "/rerank": ("The same as /v1/rerank, where some clients look for it", RerankRequest),
+}
+_MESSAGES: dict[str, tuple[str, type[Body]]] = {
+    "/v1/messages": ("Answer a conversation in Anthropic's shape", MessagesRequest),
+    "/v1/messages/count_tokens": ("Count the tokens of a conversation", PromptBody),
 }
 _ERRORS = {
     400: "The request cannot be served as it is",
@@ -44,11 +50,13 @@ _ERRORS = {
     504: "The deadline passed",
 }
 _FILE_ERRORS = {507: "There is no room for further files or results"}
+_MESSAGE_ERRORS = {529: "Overloaded; see Retry-After"}
 
 
 def build_document() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of this gateway's HTTP API, as a JSON object."""
-    bodies = [*(schema for _, schema in _POSTS.values()), CreateUpload, CompleteUpload]
+    posts = [*_POSTS.values(), *_MESSAGES.values()]
+    bodies = [*(schema for _, schema in posts), CreateUpload, CompleteUpload]
     bodies += [CreateBatch, EstimateBatch, BatchOptions]
     schemas = [(schema, "validation") for schema in bodies]
     _, definitions = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
@@ -58,6 +66,7 @@ def build_document() -> dict[str, Any]:
         "security": [{"key": []}],
         "paths": {
             **{path: {"post": _post_operation(*each)} for path, each in _POSTS.items()},
+            **{path: {"post": _messages_operation(*each)} for path, each in _MESSAGES.items()},
             "/v1/models": {"get": _get_operation("List the models", [401])},
             "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
             "/v1/usage": {"get": _usage_operation()},
@@ -69,7 +78,11 @@ def build_document() -> dict[str, Any]:
             "/readyz": {"get": _get_operation("It can serve requests", [503], public=True)},
         },
         "components": {
-            "schemas": definitions["$defs"] | {"Error": ERROR_SCHEMA},
+            "schemas": {
+                **definitions["$defs"],
+                "Error": ERROR_SCHEMA,
+                "MessagesError": message_errors.ERROR_SCHEMA,
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -85,6 +98,12 @@ def _post_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
         "responses": _responses(_ERRORS, {"text/event-stream": {"schema": {"type": "string"}}}),
     }
+
+
+def _messages_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
+    stream = {"text/event-stream": {"schema": {"type": "string"}}}
+    responses = _responses({**_ERRORS, **_MESSAGE_ERRORS}, stream, "MessagesError")
+    return {**_post_operation(summary, schema), "responses": responses}
 
 
 def _usage_operation() -> dict[str, Any]:
@@ -109,13 +128,18 @@ def _get_operation(
     }
 
 
-def _responses(errors: Iterable[int], streams: dict[str, Any]) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+def _responses(
+    errors: Iterable[int], streams: dict[str, Any], error_schema: str = "Error"
+) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": _REF.format(model=error_schema)}}}
     whole = {"application/json": {"schema": {"type": "object"}}}
     return {
         "200": {"description": "The answer", "content": whole | streams},
         **{
-            str(code): {"description": (_ERRORS | _FILE_ERRORS)[code], "content": error}
+            str(code): {
+                "description": (_ERRORS | _FILE_ERRORS | _MESSAGE_ERRORS)[code],
+                "content": error,
+            }
             for code in errors
         },
     }

@@ -43,7 +43,7 @@ def build_terminal(
     if end and end.error:
         return messages.error_record(end.error.code, str(end.error), usage)
     if end and end.finish and end.finish != "cancelled":
-        return messages.done_record(end.finish, usage, timing)
+        return messages.done_record(end.finish, usage, timing, end.matched_stop)
     if stop_reason is StopReason.EXHAUSTED:
         return messages.error_record(
             "attempts_exhausted", f"{failures} attempts at this request failed", usage

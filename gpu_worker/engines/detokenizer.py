@@ -74,32 +74,36 @@ class Detokenizer:
 class StopStringFilter:
     """Cuts one growing text before its first stop string, and holds back what may begin one.
 
-    `hit` is True once a stop string has been found. Without stop strings all text passes at once.
+    `matched` is the stop string that was found, empty until then: the one that begins first, and of
+    those that begin together the shortest. Without stop strings all text passes at once.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self.hit = False
+        self.matched = ""
 
     def push(self, text: str) -> str:
         """Add text, and return all that certainly comes before any stop string.
 
         The result may be empty and may include text held back earlier; `flush` returns what is held
-        back at the end. Once a stop string was found (`hit`) it is always empty.
+        back at the end. Once a stop string has `matched` it is always empty.
         """
-        if self.hit or not self._stops:
-            return "" if self.hit else text
+        if self.matched or not self._stops:
+            return "" if self.matched else text
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        self.hit = bool(found)
-        sure = min(found) if found else len(text) - self._longest_partial_match(text)
-        self._held = "" if found else text[sure:]
+        found = [(at, len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            sure, length = min(found)
+            self._held, self.matched = "", text[sure : sure + length]
+        else:
+            sure = len(text) - self._longest_partial_match(text)
+            self._held = text[sure:]
         return text[:sure]
 
     def flush(self) -> str:
-        """Return the text still held back, at the end of the output; empty after a hit.
+        """Return the text still held back, at the end of the output; empty after a match.
 
         It looked like the beginning of a stop string, but none followed.
         """
@@ -133,15 +137,15 @@ class TextStream:
         self._stops = StopStringFilter(stops)
 
     @property
-    def stopped(self) -> bool:
-        """True once a stop string has appeared; no text follows."""
-        return self._stops.hit
+    def matched_stop(self) -> str:
+        """The stop string that has appeared, after which no text follows; empty until then."""
+        return self._stops.matched
 
     def push(self, token: int) -> str:
         """Add a token and return the text that is certain by now; may be empty.
 
         Text is held back while a character is incomplete or a stop string may have begun. Once
-        `stopped`, the result is always empty.
+        one has appeared, the result is always empty.
         """
         return self._stops.push(self._detokenizer.push(token))
 

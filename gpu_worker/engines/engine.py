@@ -79,8 +79,9 @@ class Output:
     The sequence has left the engine if `finish` or `error` is set. `text` may lag behind `tokens`
     while a character or a possible stop string is incomplete; the finishing output carries all text
     still held back. `vectors` are float32 little-endian rows; `labels` name the columns of a
-    classifier's vectors. On a finishing output, `usage` replaces the count of its tokens, and
-    `cached` is the number of prompt tokens found in a cache.
+    classifier's vectors. On a finishing output, `usage` replaces the count of its tokens,
+    `cached` is the number of prompt tokens found in a cache, and `matched_stop` is the stop string
+    that ended the text; empty if none did.
     """
 
     request_id: str
@@ -93,6 +94,7 @@ class Output:
     error: EngineError | None = None
     usage: UpstreamUsage | None = None
     cached: int = 0
+    matched_stop: str = ""
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ class MockEngine:
             return
         state = _start_sequence(sequence)
         if finish := _finish_reason(state):
-            self._ready.append(Output(sequence.request_id, finish=finish))
+            end = Output(sequence.request_id, finish=finish, matched_stop=_matched_stop(state))
+            self._ready.append(end)
             return
         self._sequences[sequence.request_id] = state
         self._reserved += count_reserved_tokens(state.sequence)
@@ -224,8 +225,11 @@ class MockEngine:
             self._remove(state)
             text += state.stops.flush() if state.stops else ""
         logprobs = _fake_logprobs(token, sequence.sampling.logprobs)
-        cached = state.cached if finish else 0
-        return Output(sequence.request_id, [token], text, logprobs, finish=finish, cached=cached)
+        output = Output(sequence.request_id, [token], text, logprobs)
+        if not finish:
+            return output
+        matched = _matched_stop(state)
+        return replace(output, finish=finish, cached=state.cached, matched_stop=matched)
 
 
 def _start_sequence(sequence: Sequence) -> _MockSequence:
@@ -246,10 +250,15 @@ def _priority_rank(state: _MockSequence) -> int:
 
 
 def _finish_reason(state: _MockSequence) -> FinishReason | None:
-    if (state.stops and state.stops.hit) or _is_stop_token(state):
+    if _matched_stop(state) or _is_stop_token(state):
         return "stop"
     done = state.next_index >= state.sequence.sampling.max_tokens and not state.sequence.inputs
     return "length" if done else None
+
+
+def _matched_stop(state: _MockSequence) -> str:
+    """The stop string that has ended the text; empty if none has."""
+    return state.stops.matched if state.stops else ""
 
 
 def _is_stop_token(state: _MockSequence) -> bool:

@@ -1,5 +1,7 @@
 """The transformers engine: each step schedules, runs one forward pass, samples and reports."""
 
+from dataclasses import replace
+
 import structlog
 import torch
 
@@ -181,7 +183,7 @@ class TransformersEngine:
             sequence, self._vocabulary, self._model.device, self._sampling_defaults
         )
         if finish := generating.finish_reason():
-            self._ready.append(Output(sequence.request_id, finish=finish))
+            self._ready.append(generating.end_output(finish))
             return
         self._sequences[sequence.request_id] = generating
         self._reserved += generating.max_blocks
@@ -328,7 +330,7 @@ class TransformersEngine:
             compiled.advance(generating.sequence.generated)
             if finish := generating.finish_reason():
                 self._remove(generating)
-                self._ready.append(Output(request_id, finish=finish))
+                self._ready.append(generating.end_output(finish))
             else:
                 self._schedule(generating)
 
@@ -392,8 +394,8 @@ class TransformersEngine:
             self._remove(generating)
             self._scheduler.remove(state)
         logprobs = self._vocabulary.to_logprobs(sampled)
-        cached = generating.cached_tokens if finish else 0
-        return Output(state.request_id, [token], text, logprobs, finish=finish, cached=cached)
+        output = generating.end_output(finish) if finish else Output(state.request_id)
+        return replace(output, tokens=[token], text=text, logprobs=logprobs)
 
     def _fail(self, state: SequenceState, reason: str, code: str = "engine_failed") -> Output:
         """Drop one sequence; its KV is zeroed before another sequence gets its blocks."""

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from gpu_worker.engines.detokenizer import REPLACEMENT_CHARACTER, TextStream
-from gpu_worker.engines.engine import FinishReason, Sequence
+from gpu_worker.engines.engine import FinishReason, Output, Sequence
 from gpu_worker.engines.paged.batch.block_pool import blocks_for
 from gpu_worker.engines.paged.batch.sequence_state import SequenceState
 from gpu_worker.engines.paged.penalties import build_penalties
@@ -155,9 +155,18 @@ class GeneratingSequence:
         """
         is_ended = self.generated_count > 0 and self.state.tokens[-1] in self._end_ids
         is_complete = self.matcher is not None and self.matcher.is_complete
-        if is_ended or is_complete or self.text.stopped:
+        if is_ended or is_complete or self.text.matched_stop:
             return "stop"
         return "length" if self.generated_count >= self.sequence.sampling.max_tokens else None
+
+    def end_output(self, finish: FinishReason) -> Output:
+        """Return the output that ends the sequence, without tokens or text."""
+        return Output(
+            self.sequence.request_id,
+            finish=finish,
+            cached=self.cached_tokens,
+            matched_stop=self.text.matched_stop,
+        )
 
     def _decode_text(self, token: int) -> str:
         return "" if token in self._end_ids else self.text.push(token)

@@ -158,6 +158,7 @@ class _OpenAICompletion:
         self._replay_differed = False
         self._finish: FinishReason | None = None
         self._usage: UpstreamUsage | None = None
+        self._matched_stop = ""  # by the server's word, where it cuts the text itself
 
     async def stream(self, mark_answered: MarkAnswered) -> None:
         """Make one call and emit its output; raises `RetryableError` if it ends too early.
@@ -167,9 +168,11 @@ class _OpenAICompletion:
         """
         self._usage = None
         decoder = self._client.start_decoder(self._sequence)
-        self._finish = "stop" if decoder.is_stopped else self._client.finish_reason(self._sequence)
+        matched = decoder.matched_stop
+        self._finish = "stop" if matched else self._client.finish_reason(self._sequence)
         if self._finish:
-            await self._emit(replace(decoder.flush(), finish=self._finish))
+            end = replace(decoder.flush(), finish=self._finish, matched_stop=matched)
+            await self._emit(end)
             return
         try:
             await self._run(self._prepare_call(decoder), mark_answered)
@@ -198,7 +201,8 @@ class _OpenAICompletion:
         await self._relay(call, mark_answered)
         output = call.flush()
         usage = self._usage and call.total_usage(self._usage)
-        await self._emit(replace(output, finish=self._finish, usage=usage))
+        matched = call.decoder.matched_stop or self._matched_stop
+        await self._emit(replace(output, finish=self._finish, usage=usage, matched_stop=matched))
 
     async def _relay(self, call: _Call, mark_answered: MarkAnswered) -> None:
         """Emit what the server streams, until it gives a finish reason or a stop string appears.
@@ -212,7 +216,7 @@ class _OpenAICompletion:
                     if call.prefix.is_complete:
                         mark_answered()
                     await self._emit_delta(call, delta)
-                    if call.decoder.is_stopped:
+                    if call.decoder.matched_stop:
                         break
         except RetryableError:
             if not self._finish:
@@ -238,7 +242,8 @@ class _OpenAICompletion:
 
     async def _emit_delta(self, call: _Call, delta: Delta) -> None:
         output = call.decode_delta(delta)
-        self._finish = "stop" if call.decoder.is_stopped else delta.finish or self._finish
+        self._finish = "stop" if call.decoder.matched_stop else delta.finish or self._finish
+        self._matched_stop = delta.matched_stop or self._matched_stop
         self._usage = delta.usage or self._usage
         if output.tokens or output.text:
             self._sequence = extend_sequence(self._sequence, output)

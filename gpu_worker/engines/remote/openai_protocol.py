@@ -38,13 +38,14 @@ class Delta:
     """One event of a stream: what it adds to the answer. All fields are empty or None by default.
 
     `tokens` is None where the server sends no token ids; `finish` is set by the event that ends the
-    answer.
+    answer, and `matched_stop` if the server says which stop string did.
     """
 
     text: str = ""
     tokens: list[int] | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: FinishReason | None = None
+    matched_stop: str = ""
     usage: UpstreamUsage | None = None
 
     @property
@@ -68,6 +69,14 @@ class _EventChoice(BaseModel):
     token_ids: list[int] | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
+    stop_reason: Any = None  # vLLM's, and SGLang's: the stop string, or the id of a stop token
+    matched_stop: Any = None
+
+    @property
+    def matched_text(self) -> str:
+        """The stop string that ended the text, where the server tells; else empty."""
+        matched = self.stop_reason or self.matched_stop
+        return matched if isinstance(matched, str) else ""
 
 
 class _EventUsage(BaseModel):
@@ -183,6 +192,7 @@ class OpenAIProtocol:
             choice.token_ids or None,
             logprobs,
             _parse_finish_reason(choice.finish_reason),
+            choice.matched_text,
             usage,
         )
 

@@ -37,8 +37,8 @@ class OutputDecoder(Protocol):
     """Turns the events of one stream, which continues what was stored before, into outputs."""
 
     @property
-    def is_stopped(self) -> bool:
-        """True once a stop string has appeared; no text follows it."""
+    def matched_stop(self) -> str:
+        """The stop string that has appeared, after which no text follows; empty until then."""
 
     def continuation_prompt(self) -> TextOrTokens:
         """Return what the server is to continue: the prompt and everything generated before.
@@ -85,9 +85,9 @@ class TextOutputDecoder:
         self._repeated_chars = len(text) - len(self._stops.push(text))
 
     @property
-    def is_stopped(self) -> bool:
-        """True once a stop string has appeared; no text follows it."""
-        return self._stops.hit
+    def matched_stop(self) -> str:
+        """The stop string that has appeared, after which no text follows; empty until then."""
+        return self._stops.matched
 
     def continuation_prompt(self) -> TextOrTokens:
         """Return the prompt and the text so far: token ids if there is a tokeniser, else text.
@@ -129,9 +129,9 @@ class TokenOutputDecoder:
             self._text.push(token)
 
     @property
-    def is_stopped(self) -> bool:
-        """True once a stop string has appeared; no text follows it."""
-        return self._text.stopped
+    def matched_stop(self) -> str:
+        """The stop string that has appeared, after which no text follows; empty until then."""
+        return self._text.matched_stop
 
     def continuation_prompt(self) -> TextOrTokens:
         """Return the token ids of the prompt and of all that was generated before."""
@@ -146,7 +146,7 @@ class TokenOutputDecoder:
             raise _missing_token_ids()
         tokens, text = [], ""
         for token in delta.tokens or ():
-            if self.is_stopped:
+            if self.matched_stop:
                 break
             tokens.append(token)
             text += self._text.push(token)

@@ -97,4 +97,4 @@ def _to_output(sequence: Sequence, text: str) -> Output:
     text = stops.push(text) + stops.flush()
     estimate = -(-len(text.encode()) // BYTES_PER_TOKEN)
     tokens = [UNKNOWN_TOKEN] * min(estimate, sequence.sampling.max_tokens)
-    return Output(sequence.request_id, tokens, text, finish="stop")
+    return Output(sequence.request_id, tokens, text, finish="stop", matched_stop=stops.matched)

@@ -55,6 +55,7 @@ class ItemResult:
     logprobs: list[dict[str, Any]] | None = None
     vectors: list[bytes] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    stop_sequence: str = ""  # the stop string that ended the text
 
     @property
     def may_pass(self) -> bool:
@@ -70,7 +71,7 @@ class ItemResult:
         """Return the terminal of the token log that was removed behind this result."""
         if self.code and self.code != CANCELLED:
             return messages.error_record(self.code, self.message, self.usage)
-        return messages.done_record(self.finish or "cancelled", self.usage, {})
+        return messages.done_record(self.finish or "cancelled", self.usage, {}, self.stop_sequence)
 
     def pack(self) -> bytes:
         """Return the result as msgpack."""
@@ -89,7 +90,14 @@ class ItemResult:
 
     @property
     def _is_sound(self) -> bool:
-        texts = (self.request_id, self.code, self.message, self.version, self.text)
+        texts = (
+            self.request_id,
+            self.code,
+            self.message,
+            self.version,
+            self.text,
+            self.stop_sequence,
+        )
         return (
             all(isinstance(text, str) for text in texts)
             and all(isinstance(number, int) for number in (self.attempt, self.ended))
@@ -127,6 +135,7 @@ def build_result(
         logprobs=logprobs or None,
         vectors=[vector for row in rows for vector in row["vectors"]],
         labels=rows[-1].get("labels", []) if rows else [],
+        stop_sequence=terminal.get("stop_sequence", ""),
     )
 
 

@@ -60,7 +60,8 @@ def test_a_stop_string_ends_a_sequence_and_stays_out_of_its_text() -> None:
     whole = _text(expected("llama", IDS, COUNT))
     stop = whole[9:12]
     results = run_to_end(engine(), [_stopping(["nowhere", stop])])
-    assert results.terminals["a"].finish == "stop"
+    end = results.terminals["a"]
+    assert (end.finish, end.matched_stop) == ("stop", stop)
     assert results.text["a"] == whole[: whole.index(stop)]
 
 
@@ -79,6 +80,7 @@ def test_a_resumed_text_continues_where_the_stored_one_ended() -> None:
         stored = "".join(o.text for o in outputs)
         resumed = run_to_end(made, [_stopping([stop], whole[:cut])])
         assert stored + resumed.text["a"] == uninterrupted.text["a"]
+        assert resumed.terminals["a"].matched_stop == stop
 
 
 def test_what_was_complete_already_comes_back_finished() -> None:

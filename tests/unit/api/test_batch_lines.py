@@ -17,7 +17,7 @@ from api.batches.batch_line import (
 )
 from registry.models import mock_model
 from streams.errors import BadRequest
-from streams.messages import openai_usage
+from streams.messages import done_record, openai_usage
 from streams.records.jobs.item_results import ItemResult, build_result
 from streams.subjects import Priority
 
@@ -26,6 +26,14 @@ BODY = {"model": "mock", "messages": [{"role": "user", "content": "hi"}]}
 GOOD = {"custom_id": "a", "method": "POST", "url": CHAT, "body": BODY}
 LINE = BatchLine("a", CHAT, BODY)
 USAGE = openai_usage(3, 5)
+
+
+def test_a_result_keeps_the_stop_string_that_ended_its_text() -> None:
+    """A result without one, of an earlier release, is read as before."""
+    ends = [done_record("stop", USAGE, {}, "END"), done_record("stop", USAGE, {})]
+    for end in ends:
+        result = ItemResult.unpack(build_result("r", 1, 5, [], end).pack())
+        assert result.to_terminal() == end
 
 
 def test_a_line_is_a_submission_at_the_priority_of_batches() -> None:

@@ -14,7 +14,7 @@ from openai.types.chat import (
 )
 from openai.types.completion import Completion
 
-from api import completion_events, error_bodies, openai_bodies
+from api import error_bodies, openai_bodies
 from api.completion_events import ChatEvents, ChoiceEvents, CompletionEvents, ToolCallEvents
 from api.tool_calls import HERMES, ToolCall, ToolParser
 from registry.models import mock_model
@@ -203,7 +203,7 @@ def test_usage_counts_each_prompt_once() -> None:
 
 def test_a_failed_stream_ends_in_an_error_event() -> None:
     """The status line is long gone; the SDK raises on this event."""
-    (body,) = bodies(completion_events.error_event(BrokerUnavailable("gone")))
+    (body,) = bodies(ChatEvents("r", "m", 0).failure(BrokerUnavailable("gone")))
     assert body["error"]["code"] == "broker_unavailable"
 
 

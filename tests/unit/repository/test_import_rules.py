@@ -29,7 +29,12 @@ FLOORS = {
         {"streams/records"},
         {"streams/coordination"},
     ),
-    "api": ({"api", "api/schemas"}, {"api/submission"}, {"api/endpoints"}, {"api/batches"}),
+    "api": (
+        {"api", "api/schemas"},
+        {"api/submission"},
+        {"api/endpoints"},
+        {"api/batches", "api/messages"},
+    ),
     "gateway": (
         {
             "gateway/settings.py",

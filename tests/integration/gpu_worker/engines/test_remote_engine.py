@@ -133,7 +133,23 @@ def test_stop_strings_hold_across_a_break() -> None:
     with engine_and_server(*acts) as (engine, _):
         outputs = run_to_end(engine, make_sequence(stop=["by the stream"]))["r"]
     assert joined_text(outputs) == "the mill "
-    assert outputs[-1].finish == "stop"
+    assert (outputs[-1].finish, outputs[-1].matched_stop) == ("stop", "by the stream")
+
+
+@pytest.mark.parametrize(
+    "told", [{"stop_reason": "by"}, {"matched_stop": "by"}, {"stop_reason": 2}]
+)
+def test_the_stop_string_that_a_server_found_is_the_one_it_names(told: dict[str, Any]) -> None:
+    """It cuts the text itself; vLLM and SGLang say which one it was, or which token."""
+
+    def act(call: UpstreamCall) -> None:
+        call.send_head(kind="text/event-stream")
+        call.send_text("the mill ")
+        call.send_text("", "stop", **told)
+
+    with engine_and_server(act) as (engine, _):
+        outputs = run_to_end(engine, make_sequence(stop=["by", "corn"]))["r"]
+    assert outputs[-1].matched_stop == ("" if told.get("stop_reason") == 2 else "by")
 
 
 def garbage(call: UpstreamCall) -> None:

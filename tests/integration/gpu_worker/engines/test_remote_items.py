@@ -35,6 +35,7 @@ def test_a_single_item_api_generates() -> None:
     ):
         outputs = run_to_end(engine, make_sequence(temperature=0, stop=["END"], max_tokens=9))["r"]
     assert (joined_text(outputs), outputs[-1].finish) == (PROMPT.upper(), "stop")
+    assert outputs[-1].matched_stop == "END"
     parameters = server.calls[1].body["parameters"]
     assert (parameters["max_new_tokens"], parameters["do_sample"]) == (9, False)
     assert parameters["stop"] == ["END"]

@@ -135,12 +135,12 @@ def test_text_before_a_stop_string_comes_out_and_nothing_behind_it(
     """However the text is cut into pieces of one character or more."""
     made, out, seen = StopStringFilter(stops), "", ""
     rest = text
-    while rest and not made.hit:
+    while rest and not made.matched:
         size = data.draw(st.integers(1, 3))
         out, seen, rest = out + made.push(rest[:size]), seen + rest[:size], rest[size:]
-    found = [at for stop in stops if (at := seen.find(stop)) >= 0]
-    assert made.hit == bool(found)
-    assert out + made.flush() == (seen[: min(found)] if found else text)
+    found = [(at, len(stop), stop) for stop in stops if (at := seen.find(stop)) >= 0]
+    at, _, matched = min(found, default=(len(text), 0, ""))
+    assert (made.matched, out + made.flush()) == (matched, text[:at])
 
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))

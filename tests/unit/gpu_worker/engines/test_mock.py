@@ -128,6 +128,7 @@ def test_a_resumed_sequence_continues(cut: int, stopping: bool) -> None:
     assert stored + tokens == full == whole[: len(full)]
     assert "".join(o.text for o in outputs) + more == want
     assert last.finish == end.finish == ("stop" if stopping else "length")
+    assert [last.matched_stop] == [end.matched_stop] == (stop or [""])
 
 
 def test_no_more_sequences_run_than_there_are_places() -> None:

@@ -57,9 +57,9 @@ def continued(begun: Sequence, full: str, breaks: list[int]) -> Sequence:
         assert prompt == PROMPT + sequence.text
         for character in full[len(sequence.text) :][:length]:
             sequence = extend_sequence(sequence, generation.decode_delta(Delta(character)))
-            if generation.is_stopped:
+            if generation.matched_stop:
                 break
-        if generation.is_stopped:
+        if generation.matched_stop:
             return extend_sequence(sequence, generation.flush())
     return extend_sequence(sequence, generation.flush())
 
