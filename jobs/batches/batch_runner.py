@@ -301,7 +301,7 @@ class BatchRunner:
         """Publish the lines that are due, as many as may be under way."""
         if self.batch.paused or self.batch.not_before > self._broker.clock.now():
             return
-        tenant = self._parts.feeder.find_tenant(self.batch)
+        tenant = self._parts.feeder.find_tenant(self.batch.tenant, self.batch.key)
         await self._read_lines()
         self._lines.retry_overdue(time.monotonic())
         under_way = sum(1 for _ in self._lines.iterate_under_way())
@@ -332,7 +332,7 @@ class BatchRunner:
     async def _publish(self, state: LineState, tenant: Tenant) -> None:
         index = state.source.index
         try:
-            seconds = await self._parts.feeder.publish(self.batch, state, tenant)
+            seconds = await self._parts.feeder.publish_line(self.batch, state, tenant)
         except (Refused, StoreRefused) as error:
             pause = (
                 error.retry_after_seconds if isinstance(error, Refused) else 0

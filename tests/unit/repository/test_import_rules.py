@@ -29,7 +29,13 @@ FLOORS = {
         {"streams/records"},
         {"streams/coordination"},
     ),
-    "api": ({"api", "api/schemas"}, {"api/submission"}, {"api/endpoints"}, {"api/batches"}),
+    "api": (
+        {"api", "api/schemas"},
+        {"api/submission"},
+        {"api/endpoints"},
+        {"api/responses"},
+        {"api/batches"},
+    ),
     "gateway": (
         {
             "gateway/settings.py",
