@@ -9,7 +9,12 @@ from api.schemas.files import ExpiresAfter
 
 MAX_METADATA = 16
 Endpoint = Literal[
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/classify", "/v1/rerank"
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/classify",
+    "/v1/rerank",
 ]
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]

@@ -243,7 +243,7 @@ class Reasoning(Body):
     generate_summary: OnlyNull = None
 
 
-class StreamOptions(Body):
+class ResponseStreamOptions(Body):
     """OpenAI's `stream_options`, of which none has an effect."""
 
     include_obfuscation: Ignored = None
@@ -260,7 +260,7 @@ class ResponseRequest(InferenceBody):
     store: bool | None = Field(default=None, description="true by default")
     background: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     max_output_tokens: Count | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)

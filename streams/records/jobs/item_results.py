@@ -57,7 +57,7 @@ class ItemResult:
     logprobs: list[dict[str, Any]] | None = None
     vectors: list[bytes] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    chunks: list[tuple[int, int]] = field(default_factory=list)
+    chunks: list[list[int]] = field(default_factory=list)
 
     @property
     def may_pass(self) -> bool:
@@ -100,7 +100,7 @@ class ItemResult:
             and isinstance(self.usage.get("prompt_tokens", 0), int)
             and isinstance(self.usage.get("completion_tokens", 0), int)
             and all(isinstance(vector, bytes) for vector in self.vectors)
-            and all(isinstance(tokens, int) for tokens, _ in self.chunks)
+            and all(isinstance(number, int) for chunk in self.chunks for number in chunk)
         )
 
 
@@ -131,7 +131,7 @@ def build_result(
         logprobs=logprobs or None,
         vectors=[vector for row in rows for vector in row["vectors"]],
         labels=rows[-1].get("labels", []) if rows else [],
-        chunks=[(chunk["count"], len(chunk["text"])) for chunk in chunks],
+        chunks=[[chunk["count"], len(chunk["text"])] for chunk in chunks],
     )
 
 
