@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from api.responses.response_bodies import ResponseHead, parse_response_id, response_not_found
-from api.responses.stored_events import find_model, result_object
+from api.responses.stored_events import result_object
 from api.schemas.chat_messages import MAX_MESSAGES
 from api.schemas.parsing import decode, parse
 from api.schemas.responses import Item, ItemList, ResponseRequest
+from registry.models import Model
 from registry.store import Registry
-from streams.errors import BadRequest, NotFound
+from streams.errors import BadRequest, ModelNotFound, NotFound
 from streams.records.responses.response_records import StoredResponse
 from streams.records.responses.response_store import ResponseStore
 
@@ -20,6 +21,14 @@ def head_of(response: StoredResponse) -> ResponseHead:
     """Return what a stored response says of itself whatever becomes of it."""
     body = parse(ResponseRequest, decode(response.body))
     return ResponseHead(response.id, response.created_at, body)
+
+
+def find_model(registry: Registry, head: ResponseHead) -> Model | None:
+    """Return the model that a response names; None if it was removed since."""
+    try:
+        return registry.resolve_target(head.body.model)[0]
+    except ModelNotFound:
+        return None
 
 
 async def read_earlier(

@@ -1,4 +1,4 @@
-"""A response's result as the events that its log gave, and as the whole object."""
+"""A response's result as the events that its log gave, and as the whole object. Pure."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,6 @@ from api.responses.chat_translation import to_chat
 from api.responses.response_bodies import ResponseEnd, ResponseHead, response_object
 from api.responses.response_events import ResponseEvents
 from registry.models import Model
-from registry.store import Registry
-from streams.errors import ModelNotFound
 from streams.records.jobs.item_results import ItemResult
 
 
@@ -17,14 +15,6 @@ def make_events(head: ResponseHead, model: Model | None) -> ResponseEvents:
     """Return what makes the events of a response that `model` answers, None if that is gone."""
     parser = make_tool_parser(to_chat(head.body), model, head.id) if model else None
     return ResponseEvents(head, parser)
-
-
-def find_model(registry: Registry, head: ResponseHead) -> Model | None:
-    """Return the model that a response names; None if it was removed since."""
-    try:
-        return registry.resolve_target(head.body.model)[0]
-    except ModelNotFound:
-        return None
 
 
 def iterate_events(events: ResponseEvents, result: ItemResult) -> Iterator[list[JsonBody]]:

@@ -12,13 +12,16 @@ from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
 from api.schemas.files import CompleteUpload, CreateUpload
-from gateway.entrypoints.files.openapi_paths import build_paths
+from api.schemas.responses import ResponseRequest
+from gateway.entrypoints.files import openapi_paths as file_paths
+from gateway.entrypoints.responses import openapi_paths as response_paths
 from gateway.entrypoints.usage import PARAMETERS
 
 _REF = "#/components/schemas/{model}"
 _POSTS: dict[str, tuple[str, type[Body]]] = {
     "/v1/chat/completions": ("Answer a chat", ChatRequest),
     "/v1/completions": ("Continue a text", CompletionRequest),
+    "/v1/responses": ("Answer with a response that is stored", ResponseRequest),
     "/v1/embeddings": ("Embed texts", EmbeddingRequest),
     "/v1/classify": ("Classify texts", ClassifyRequest),
     "/v1/rerank": ("Order documents by relevance to a query", RerankRequest),
@@ -58,7 +61,8 @@ def build_document() -> dict[str, Any]:
             "/v1/models": {"get": _get_operation("List the models", [401])},
             "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
             "/v1/usage": {"get": _usage_operation()},
-            **build_paths(_responses, _REF),
+            **file_paths.build_paths(_responses, _REF),
+            **response_paths.build_paths(_responses),
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
             "/health": {"get": _get_operation("The process is alive", [], public=True)},
             "/version": {"get": _get_operation("Tell the version", [], public=True)},
@@ -75,11 +79,12 @@ def _post_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
     reference = {"$ref": _REF.format(model=schema.__name__)}
     key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}}
     last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
+    errors = [*_ERRORS, *(_FILE_ERRORS if schema is ResponseRequest else ())]
     return {
         "summary": summary,
         "parameters": [key, last],
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
-        "responses": _responses(_ERRORS, {"text/event-stream": {"schema": {"type": "string"}}}),
+        "responses": _responses(errors, {"text/event-stream": {"schema": {"type": "string"}}}),
     }
 
 

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from api.openai_bodies import JsonBody, page_body
-from api.responses.conversation import head_of
+from api.responses.conversation import find_model, head_of
 from api.responses.response_bodies import (
     ResponseEnd,
     check_cancellable,
@@ -19,11 +19,12 @@ from api.responses.response_bodies import (
     response_not_found,
     response_object,
 )
-from api.responses.stored_events import find_model, result_object
+from api.responses.stored_events import result_object
 from gateway import error_responses
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import request_key
 from gateway.entrypoints.plain_responses import cut_page, render_json
+from gateway.entrypoints.responses.openapi_paths import MAX_PAGE
 from gateway.entrypoints.responses.response_stream import EventWriter
 from gateway.entrypoints.responses.stored_stream import StoredStream, end_without_result
 from gateway.replies.record_queue import ClientGone
@@ -34,7 +35,7 @@ from streams.records.responses.response_records import StoredResponse
 
 log = structlog.get_logger()
 
-DEFAULT_PAGE, MAX_PAGE = 20, 100
+DEFAULT_PAGE = 20
 CANCEL_SECONDS, LOOK_SECONDS = 5.0, 0.05  # for which a cancellation is waited for
 
 

@@ -12,10 +12,10 @@ from starlette.requests import Request
 
 from api.authentication.authenticator import Principal
 from api.openai_bodies import JsonBody
-from api.responses.conversation import head_of
+from api.responses.conversation import find_model, head_of
 from api.responses.response_bodies import ResponseEnd, response_not_found
 from api.responses.response_events import ResponseEvents
-from api.responses.stored_events import find_model, iterate_events, make_events
+from api.responses.stored_events import iterate_events, make_events
 from gateway.context import GatewayContext
 from gateway.entrypoints.choice_fanout import watch_client
 from gateway.entrypoints.responses.response_stream import EventWriter, pinging

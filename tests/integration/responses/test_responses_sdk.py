@@ -153,8 +153,8 @@ async def test_wrong_requests_are_refused_as_openai_does(nats_url: str) -> None:
                 "previous_response_id",
                 openai.NotFoundError,
             ),
-            ({"input": "hi", "model": "none"}, None, openai.NotFoundError),
-            ({"input": "hi", "background": True, "model": "none"}, None, openai.NotFoundError),
+            ({"input": "hi", "model": "none"}, "model", openai.NotFoundError),
+            ({"input": "hi", "background": True, "model": "none"}, "model", openai.NotFoundError),
         ):
             with pytest.raises(kind) as refused:
                 await client.responses.create(**{"model": "mock", **body})  # type: ignore[call-overload]
