@@ -361,6 +361,7 @@ def _parse_queued(delivery: Delivery) -> QueuedRequest:
         key=sys.intern(envelope.key),
         user=envelope.user,
         price=sys.intern(envelope.price),
+        item=envelope.item,
     )
 
 

@@ -45,6 +45,7 @@ from streams.errors import (
 )
 from streams.records.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
+from streams.records.responses.response_store import ResponseStore
 from streams.records.usage_rollups import UsageRollups
 
 
@@ -72,6 +73,7 @@ class GatewayContext:
     rollups: UsageRollups
     files: FileStore
     batches: BatchStore
+    responses: ResponseStore
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     transfer_slots: TransferSlots = field(default_factory=TransferSlots)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)

@@ -45,6 +45,7 @@ from streams.metrics_server import serve_metrics
 from streams.records.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.key_use import add_uses
+from streams.records.responses.response_store import ResponseStore
 from streams.records.usage_rollups import UsageRollups
 
 log = structlog.get_logger()
@@ -174,6 +175,7 @@ async def _build_context(
         UsageRollups(broker),
         FileStore(broker),
         BatchStore(broker),
+        ResponseStore(broker),
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)

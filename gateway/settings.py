@@ -33,6 +33,9 @@ class GatewaySettings(ServiceSettings, TlsSettings):
     max_file_bytes: int = Field(
         512_000_000, ge=1, description="largest file that may be stored with /v1/files"
     )
+    response_days: float = Field(
+        30, gt=0, le=30, description="days for which /v1/responses keeps what it stores"
+    )
     max_connections: int = Field(
         16_384, ge=1, description="open connections, as far as file descriptors allow"
     )

@@ -15,6 +15,7 @@ from jobs.batches.batch_runner import RunnerParts
 from jobs.batches.batch_supervisor import BatchSupervisor
 from jobs.batches.item_feeder import ItemFeeder
 from jobs.file_sweeper import FileSweeper
+from jobs.responses.background_responses import BackgroundResponses
 from jobs.settings import JobsSettings
 from registry.credentials.keys import Keys
 from registry.price_book import PriceBook
@@ -33,7 +34,10 @@ from streams.records.jobs.batch_store import BatchStore
 
 log = structlog.get_logger()
 
-FILES_LEASE = "jobs.files"
+FILES_LEASE, RESPONSES_LEASE = "jobs.files", "jobs.responses"
+
+
+_STREAMS = (topology.FILE_RECORDS, topology.BATCHES, topology.RESULTS, topology.RESPONSES)
 
 
 async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
@@ -48,7 +52,7 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         name = f"jobs-{settings.id}"
         broker = await stack.enter_async_context(connect(settings.nats, name, settings.nats_files))
         checks["nats"] = lambda: broker.is_connected
-        for stream in (topology.FILE_RECORDS, topology.BATCHES, topology.RESULTS):
+        for stream in _STREAMS:
             await declaration.wait_for_stream(broker, stream)
         await sync_clock(broker)
         quotas = Quotas(broker)
@@ -57,6 +61,9 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         parts = await _build_parts(stack, settings, broker, quotas, ledger_space)
         lease = Lease(broker, FILES_LEASE, settings.id, LeaseBucket(broker))
         stack.push_async_callback(lease.release)
+        responses_lease = Lease(broker, RESPONSES_LEASE, settings.id, LeaseBucket(broker))
+        stack.push_async_callback(responses_lease.release)
+        responses = BackgroundResponses(broker, parts.registry, parts.feeder, responses_lease)
         async with asyncio.TaskGroup() as tasks:
             working = [
                 tasks.create_task(lease.run(), name="lease"),
@@ -64,6 +71,8 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
                 tasks.create_task(ledger_space.run(), name="ledger"),
                 tasks.create_task(FileSweeper(broker, lease).run(), name="files"),
                 tasks.create_task(BatchSupervisor(parts, settings.id).run(), name="batches"),
+                tasks.create_task(responses_lease.run(), name="responses-lease"),
+                tasks.create_task(responses.run(), name="responses"),
             ]
             checks["running"] = lambda: not stop.is_set()
             log.info("jobs_running", id=settings.id)

@@ -17,12 +17,14 @@ PREFIX = "infer"
 _OURS, _HEARD = f"{PREFIX}.", f"{PREFIX}.heard."
 OTHER = "_other"  # label of a metric for all who have no label of their own: no token, so no name
 _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one parse per request
-ITEM_PREFIX = "j"  # of the ids of requests that run a line of a job: others are hexadecimal
+ITEM_PREFIX = "j"  # of the ids of requests that run a line of a batch: others are hexadecimal
 ITEM_SHARD = "jobs"
 _LEDGER, _WORKER_TIME = f"{PREFIX}.ledger.", f"{PREFIX}.worker_time."
 _COST_ROLLUP = f"{PREFIX}.rollup._costs."  # `_costs` is no tenant's name
 _FILE_RECORDS = "$KV.files."
 _BATCH_RECORDS = "$KV.batches."
+_RESPONSE_RECORDS = "$KV.responses."
+_PENDING_RESPONSES = f"{_RESPONSE_RECORDS}_pending."  # `_pending` is no tenant's name
 _TRY = "try-"
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
@@ -93,13 +95,18 @@ def unescape(escaped: str) -> str:
     return decoded.encode("latin-1").decode()
 
 
+def is_line(request_id: str) -> bool:
+    """Return whether a request runs a line of a batch, as its id says."""
+    return request_id.startswith(ITEM_PREFIX)
+
+
 def shard(request_id: str, shards: int) -> str:
     """Return the name of the stream that holds a request's token log: `0` to `shards` - 1.
 
-    Requests that run a line of a job have one of their own, `ITEM_SHARD`. The name is the same in
+    Requests that run a line of a batch have one of their own, `ITEM_SHARD`. The name is the same in
     all processes and releases (CRC-32 of the id).
     """
-    if request_id.startswith(ITEM_PREFIX):
+    if is_line(request_id):
         return ITEM_SHARD
     return str(zlib.crc32(request_id.encode()) % shards)
 
@@ -588,6 +595,36 @@ def batch_changed(tenant: str, batch: str) -> str:
     return f"{PREFIX}.batch.{token(tenant)}.{token(batch)}"
 
 
+def response_record(tenant: str, response: str) -> str:
+    """Return the subject, in the bucket `responses`, of the record of a tenant's response.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_RESPONSE_RECORDS}{token(tenant)}.{token(response)}"
+
+
+def pending_response(tenant: str, response: str) -> str:
+    """Return the subject, in the bucket `responses`, of the note that a response needs work.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_PENDING_RESPONSES}{token(tenant)}.{token(response)}"
+
+
+def parse_pending_response(subject: str) -> tuple[str, str]:
+    """Return tenant and id of a response from the subject of the note that it needs work."""
+    tenant, response = subject.removeprefix(_PENDING_RESPONSES).split(".")
+    return tenant, response
+
+
+def response_changed(tenant: str, response: str) -> str:
+    """Return the subject on which jobs services hear that a response needs work.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.response.{token(tenant)}.{token(response)}"
+
+
 def usage(tenant: str, scope: str, meter: str, period: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, uses in a period.
 
@@ -779,6 +816,9 @@ ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_RESULTS = f"{PREFIX}.result.>"
 ALL_BATCH_RECORDS = f"{_BATCH_RECORDS}*.*"
 ALL_BATCH_CHANGES = f"{PREFIX}.batch.*.*"
+ALL_RESPONSE_RECORDS = f"{_RESPONSE_RECORDS}*.*"
+ALL_PENDING_RESPONSES = f"{_PENDING_RESPONSES}*.*"
+ALL_RESPONSE_CHANGES = f"{PREFIX}.response.*.*"
 ALL_FILES = f"{PREFIX}.file.*.*.*"
 ALL_FILE_RECORDS = f"{_FILE_RECORDS}*.*"
 ALL_WORK = f"{PREFIX}.work.>"

@@ -24,6 +24,7 @@ THRESHOLDS, RESERVATIONS = "THRESHOLDS", "RESERVATIONS"
 SIGNALS, AUDIT = "SIGNALS", "AUDIT"
 FILES, FILE_RECORDS = "FILES", "KV_files"
 RESULTS, BATCHES = "RESULTS", "KV_batches"
+RESPONSES = "KV_responses"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -46,6 +47,7 @@ MIB = 2**20
 FILES_BYTES = 2048 * MIB
 FILE_RECORDS_BYTES = 64 * MIB
 RESULTS_BYTES = 2048 * MIB
+RESPONSES_BYTES = 1024 * MIB
 ITEM_LOGS_BYTES = 128 * MIB  # of lines under way: what has its result is removed
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
@@ -154,6 +156,7 @@ def stream_configs(
         _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
         _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
         _results(limits.results_bytes),
+        _responses(),
     ]
 
 
@@ -218,6 +221,14 @@ def _results(max_bytes: int) -> StreamConfig:
         dest=f"{subjects.PREFIX}.resulted.{{{{wildcard(1)}}}}.{{{{wildcard(2)}}}}.>",
         headers_only=True,
     )
+    return config
+
+
+def _responses() -> StreamConfig:
+    """Configure the bucket `responses`: records, and notes that a response needs work."""
+    config = _replaceable(RESPONSES, subjects.ALL_RESPONSE_RECORDS, RESPONSES_BYTES)
+    config.subjects = [subjects.ALL_RESPONSE_RECORDS, subjects.ALL_PENDING_RESPONSES]
+    config.max_age = MONTH_SECONDS
     return config
 
 

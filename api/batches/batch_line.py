@@ -19,11 +19,15 @@ from api.endpoints.completion_endpoint import (
     make_tool_parser,
 )
 from api.error_bodies import error_body
+from api.responses.chat_translation import to_chat
+from api.responses.response_bodies import ResponseHead
+from api.responses.stored_events import result_object
 from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
 from api.schemas.parsing import parse
+from api.schemas.responses import ResponseRequest
 from api.submission.submission_record import Submission
 from registry.models import Model
 from streams.errors import BadRequest, Ended, MillstreamError, UnsupportedValue, http_status
@@ -39,7 +43,9 @@ _UNARY: dict[str, type[EmbeddingRequest | ClassifyRequest | RerankRequest]] = {
     "/v1/classify": ClassifyRequest,
     "/v1/rerank": RerankRequest,
 }
-ENDPOINTS = (*_COMPLETIONS, *_UNARY)
+_RESPONSES = "/v1/responses"
+ENDPOINTS = (*_COMPLETIONS, _RESPONSES, *_UNARY)
+_OF_THEIR_OWN = ("stream", "background", "previous_response_id")  # of responses, not of lines
 MAX_CUSTOM_ID = 512  # characters
 
 
@@ -99,8 +105,11 @@ def parse_line(data: bytes, endpoint: str) -> BatchLine:
 def parse_body(line: BatchLine) -> Body:
     """Return a line's body, checked; raises `BadRequest` as the endpoint itself would.
 
-    Bodies that ask for a stream, or for several answers, are not supported in batches.
+    Bodies that ask for a stream, or for several answers, are not supported in batches; nor are
+    responses that run in the background or continue another one.
     """
+    if line.url == _RESPONSES:
+        return _parse_response(line)
     if endpoint := _COMPLETIONS.get(line.url):
         body = parse(endpoint.schema, line.body)
         if body.stream:
@@ -111,9 +120,19 @@ def parse_body(line: BatchLine) -> Body:
     return parse(_UNARY[line.url], line.body)
 
 
+def _parse_response(line: BatchLine) -> ResponseRequest:
+    """Return the body of a response, which is not stored: its line is its result."""
+    body = parse(ResponseRequest, line.body)
+    if asked := next((name for name in _OF_THEIR_OWN if getattr(body, name)), None):
+        raise UnsupportedValue(f"{asked} is not supported in a batch", asked)
+    return body.model_copy(update={"store": False})
+
+
 def to_submission(line: BatchLine, body: Body) -> Submission:
     """Return the submission of a line whose body was checked, at the priority of batches."""
-    if endpoint := _COMPLETIONS.get(line.url):
+    if isinstance(body, ResponseRequest):
+        (submission,) = CHAT.to_submissions(to_chat(body))
+    elif endpoint := _COMPLETIONS.get(line.url):
         assert isinstance(body, CompletionRequest | ChatRequest)
         (submission,) = endpoint.to_submissions(body)
     else:
@@ -172,6 +191,8 @@ def _render(
 
 def _answer_body(line: BatchLine, result: ItemResult, model: Model) -> Any:
     body, created = parse_body(line), result.ended // 1000
+    if isinstance(body, ResponseRequest):
+        return result_object(ResponseHead(result.request_id, created, body), model, result)
     if endpoint := _COMPLETIONS.get(line.url):
         assert isinstance(body, CompletionRequest | ChatRequest)
         return _completion_body(endpoint, body, result, model, created)

@@ -10,7 +10,12 @@ from streams.records.jobs.run_hours import RunHours
 
 MAX_METADATA = 16
 Endpoint = Literal[
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/classify", "/v1/rerank"
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/classify",
+    "/v1/rerank",
 ]
 MetadataKey = Annotated[str, Field(max_length=64)]
 TimeOfDay = Annotated[str, Field(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$")]

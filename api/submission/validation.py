@@ -24,6 +24,7 @@ from streams import headers
 from streams.broker.broker_client import Broker
 from streams.errors import ModelNotAllowed, PayloadTooLarge
 from streams.headers import Envelope
+from streams.records.responses.response_records import make_item_ref
 from streams.subjects import Lane
 from streams.usage_accounts import PriceEntry
 
@@ -49,6 +50,7 @@ class ValidatedRequest:
     started_at: float  # when its validation began, by the monotonic clock
     adapter_name: str  # empty without one
     price: PriceEntry
+    stores_result: bool = False  # whoever ends it stores its result, as that of a response
 
     @property
     def amounts(self) -> RequestAmounts:
@@ -88,6 +90,7 @@ class ValidatedRequest:
             key=self.tenant.key.name if self.tenant.key else "",
             user=hash_user(self.tenant.name, self.submission.end_user),
             price=self.price.pack(),
+            item=make_item_ref(request_id, 1) if self.stores_result else None,
         )
 
     @property

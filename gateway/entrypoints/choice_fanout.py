@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -110,6 +111,7 @@ async def submit_choices(
     principal: Principal,
     *submissions: Submission,
     resumes: bool = False,
+    stores_result: bool = False,
 ) -> AsyncIterator[ChoiceFanout]:
     """Queue all choices of the submissions, and yield their records as a `ChoiceFanout`.
 
@@ -117,7 +119,8 @@ async def submit_choices(
     key can be asked for again, so it is given up with a grace period; any other is cancelled at
     once, since nobody can get its answer any more. So is every one whose principal ends: the
     records that wait come first, then `Ended` with the reason. With `resumes`, a request that
-    its idempotency key does not lead to is refused: `RequestNotFound`.
+    its idempotency key does not lead to is refused: `RequestNotFound`. With `stores_result` whoever
+    ends the request stores its result, as that of a response.
     """
     queue = RecordQueue(lambda: _unpause(context, tickets))
     tickets: list[Ticket] = []
@@ -135,7 +138,11 @@ async def submit_choices(
         if resumes:
             await _check_known(context, tenant, key, submissions)
         validate = context.validator.validate
-        validated = [each for s in submissions for each in await validate(tenant, s)]
+        validated = [
+            replace(each, stores_result=stores_result)
+            for submission in submissions
+            for each in await validate(tenant, submission)
+        ]
         principal.check("infer")  # it may have ended while the body came or was tokenised
         tickets += await _submit_all(context, validated, queue, key)
     except MillstreamError as error:
@@ -146,7 +153,7 @@ async def submit_choices(
     _unpause(context, tickets)
     priority = submissions[0].priority
     metrics = [RequestMetrics(tenant.name, each.model.name, priority, arrived) for each in tickets]
-    watching = asyncio.create_task(_watch_client(request, queue), name="client")
+    watching = asyncio.create_task(watch_client(request, queue), name="client")
     try:
         with context.watching(principal, "infer", cut):
             yield ChoiceFanout(tickets, queue, metrics)
@@ -243,7 +250,8 @@ def _release(
                 context.relay.cancel(ticket.subscription)
 
 
-async def _watch_client(request: Request, queue: RecordQueue) -> None:
+async def watch_client(request: Request, queue: RecordQueue) -> None:
+    """Close the queue of a response when its client leaves; then return."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     queue.close(ClientGone())

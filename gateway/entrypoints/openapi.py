@@ -7,22 +7,25 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from api.error_bodies import ERROR_SCHEMA
-from api.schemas.batches import BatchOptions, CreateBatch, EstimateBatch
 from api.messages import message_errors
 from api.messages.message_request import MessagesRequest, PromptBody
+from api.schemas.batches import BatchOptions, CreateBatch, EstimateBatch
 from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
 from api.schemas.files import CompleteUpload, CreateUpload
+from api.schemas.responses import ResponseRequest
 from gateway.entrypoints.batches import openapi_paths as batch_paths
 from gateway.entrypoints.files import openapi_paths as file_paths
+from gateway.entrypoints.responses import openapi_paths as response_paths
 from gateway.entrypoints.usage import PARAMETERS
 
 _REF = "#/components/schemas/{model}"
 _POSTS: dict[str, tuple[str, type[Body]]] = {
     "/v1/chat/completions": ("Answer a chat", ChatRequest),
     "/v1/completions": ("Continue a text", CompletionRequest),
+    "/v1/responses": ("Answer with a response that is stored", ResponseRequest),
     "/v1/embeddings": ("Embed texts", EmbeddingRequest),
     "/v1/classify": ("Classify texts", ClassifyRequest),
     "/v1/rerank": ("Order documents by relevance to a query", RerankRequest),
@@ -72,6 +75,7 @@ def build_document() -> dict[str, Any]:
             "/v1/usage": {"get": _usage_operation()},
             **file_paths.build_paths(_responses, _REF),
             **batch_paths.build_paths(_responses, _REF),
+            **response_paths.build_paths(_responses),
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
             "/health": {"get": _get_operation("The process is alive", [], public=True)},
             "/version": {"get": _get_operation("Tell the version", [], public=True)},
@@ -92,11 +96,12 @@ def _post_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
     reference = {"$ref": _REF.format(model=schema.__name__)}
     key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}}
     last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
+    errors = [*_ERRORS, *(_FILE_ERRORS if schema is ResponseRequest else ())]
     return {
         "summary": summary,
         "parameters": [key, last],
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
-        "responses": _responses(_ERRORS, {"text/event-stream": {"schema": {"type": "string"}}}),
+        "responses": _responses(errors, {"text/event-stream": {"schema": {"type": "string"}}}),
     }
 
 

@@ -18,6 +18,7 @@ from api import openai_bodies
 from api.endpoints.completion_endpoint import CHAT, COMPLETION
 from api.schemas.classify_rerank import ClassifyRequest, RerankRequest
 from api.schemas.embeddings import EmbeddingRequest
+from api.schemas.responses import ResponseRequest
 from gateway import error_responses
 from gateway.context import GatewayContext
 from gateway.entrypoints import (
@@ -33,6 +34,7 @@ from gateway.entrypoints.batches import batch_routes, estimate_routes, result_ro
 from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
 from gateway.entrypoints.plain_responses import render_json
+from gateway.entrypoints.responses import response_creation, response_routes
 from streams.errors import (
     Forbidden,
     InternalError,
@@ -74,6 +76,7 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *result_routes.build_routes(context),
             *estimate_routes.build_routes(context),
             *retry_routes.build_routes(context),
+            *response_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
@@ -119,6 +122,12 @@ def _inference_routes(context: GatewayContext) -> list[BaseRoute]:
             RerankRequest,
             embed_classify_rerank.to_submissions,
             embed_classify_rerank.serve_rerank,
+        ),
+        "/v1/responses": Endpoint(
+            context,
+            ResponseRequest,
+            response_creation.to_submissions,
+            response_creation.serve,
         ),
         "/rerank": Endpoint(
             context,

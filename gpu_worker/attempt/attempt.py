@@ -5,6 +5,7 @@ import time
 from asyncio import Event
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -73,7 +74,9 @@ class Attempt:
         self._identity, self._finished_logs, self._meter = identity, finished_logs, meter
         address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
         self._item = JobItem(broker, envelope, envelope.item) if envelope.item else None
-        is_settled = (self._item.is_settled,) if self._item else ()
+        # The log of a line is read by nobody, and removed behind its result
+        self._is_line = subjects.is_line(envelope.request_id)
+        is_settled = (self._item.is_settled,) if self._item and self._is_line else ()
         self._token_log = TokenLog(broker, address, identity.shards, *is_settled)
         self._poison_guard = PoisonGuard(broker, address, identity.worker, start_quarantine)
         # Recorded for this attempt if it does not end the request
@@ -242,11 +245,15 @@ class Attempt:
     async def _serve(self) -> FinishedRequest | None:
         """Claim the log and run the request; None if another attempt has ended or will end it."""
         identity = self._identity
-        if self._item and self.delivery.num_delivered > 1 and (end := await self._item.read_end()):
+        end = await self._item.read_end() if self._item and self._is_redelivered else None
+        if end and self._is_line:
             await write_ledger_record(self._broker, self._ledger_record(end, attempts=1))
             return None
         before = await self._token_log.claim(identity.model, identity.version, identity.worker)
         self._number = before.attempts + 1
+        if end and before.terminal is None:  # the worker died between result and terminal
+            await self._token_log.append(end)
+            before = replace(before, records=[*before.records, end])
         if before.terminal is not None:
             await self._repeat_ledger_record(before)
             return None
@@ -262,6 +269,10 @@ class Attempt:
                 self.stop(StopReason.EXHAUSTED)
             await self._start_in_turn(kept)
             return await self._store_outputs()
+
+    @property
+    def _is_redelivered(self) -> bool:
+        return self.delivery.num_delivered > 1
 
     async def _wait_for_last_worker(self, before: LogContents) -> None:
         """Wait for the last attempt's worker to report, if its silence alone makes this poison.
@@ -372,7 +383,7 @@ class Attempt:
         """
         while True:
             await self._wait_for_output()
-            if self._item:
+            if self._is_line:
                 await self._gather_output()
             self._wake.clear()
             batch, self._buffer = self._buffer, OutputBuffer()
@@ -444,7 +455,7 @@ class Attempt:
         if self._item:
             await self._item.store_result(self._token_log.cache.records, terminal)
         await self._token_log.append(terminal)
-        if not self._item:  # whose log is removed behind its result
+        if not self._is_line:
             self._finished_logs.add(self._token_log.to_finished(), time.monotonic())
         await write_ledger_record(self._broker, record)
         self._recorded_ns = record.compute_ns

@@ -336,7 +336,7 @@ class BatchRunner:
         if not self.batch.may_run(self._broker.clock.now()):
             return
         try:
-            tenant = self._parts.feeder.find_tenant(self.batch)
+            tenant = self._parts.feeder.find_tenant(self.batch.tenant, self.batch.key)
         except BatchRefused as error:
             await self._stop(error)
             return
@@ -375,7 +375,7 @@ class BatchRunner:
     async def _publish(self, state: LineState, tenant: Tenant) -> None:
         index = state.source.index
         try:
-            seconds = await self._parts.feeder.publish(self.batch, state, tenant)
+            seconds = await self._parts.feeder.publish_line(self.batch, state, tenant)
         except (Refused, StoreRefused) as error:
             pause = (
                 error.retry_after_seconds if isinstance(error, Refused) else 0

@@ -1,4 +1,4 @@
-"""Publishes the lines of batches as requests, under the quotas of their tenants."""
+"""Publishes the items of jobs as requests, under the quotas of their tenants."""
 
 import json
 from dataclasses import replace
@@ -6,6 +6,7 @@ from dataclasses import replace
 from api.batches.batch_line import parse_body, to_submission
 from api.submission.ledger_space import LedgerSpace
 from api.submission.quotas import Quotas
+from api.submission.submission_record import Submission
 from api.submission.validation import SubmissionValidator, ValidatedRequest
 from jobs.batches.line_states import LineState
 from registry.credentials.keys import Keys
@@ -20,20 +21,20 @@ from streams.records.jobs.batch_records import Batch
 from streams.records.jobs.item_results import ItemResult, make_request_id
 from streams.records.jobs.result_store import store_result
 
-ROUTE = "jobs"  # of all lines' token logs, which nobody hears
+ROUTE = "jobs"  # of all items' token logs; readers hear replies on any route
 ENQUEUE_SECONDS = 5.0
 # So long after its deadline a request has ended or was never stored
 EXPIRY_MARGIN_SECONDS = 15.0
 
 
 class BatchRefused(MillstreamError):
-    """The whole batch cannot go on: its tenant or its key is gone."""
+    """A whole job cannot go on: its tenant or its key is gone."""
 
     code = "batch_refused"
 
 
 class ItemFeeder:
-    """Turns lines into queued requests; the same line and try is always the same request."""
+    """Turns items into queued requests; the same item and try is always the same request."""
 
     def __init__(
         self,
@@ -47,23 +48,23 @@ class ItemFeeder:
         self._broker, self._tenants, self._keys = broker, tenants, keys
         self._validator, self._quotas, self._ledger_space = validator, quotas, ledger_space
 
-    def find_tenant(self, batch: Batch) -> Tenant:
-        """Return the tenant of a batch, limited as the key that created it; raises `BatchRefused`.
+    def find_tenant(self, name: str, packed_key: str) -> Tenant:
+        """Return a tenant, limited as the key that created a job; raises `BatchRefused`.
 
-        The key's own limits are those that it had then; if it was revoked since, nothing more is
-        published.
+        The key's own limits are those that it had then, as JSON in `packed_key`; if it was revoked
+        since, nothing more is published.
         """
-        tenant = self._tenants.get(batch.tenant)
+        tenant = self._tenants.get(name)
         if tenant is None:
-            raise BatchRefused(f"the tenant {batch.tenant!r} is gone")
-        key = ApiKey.model_validate(json.loads(batch.key)) if batch.key else None
+            raise BatchRefused(f"the tenant {name!r} is gone")
+        key = ApiKey.model_validate(json.loads(packed_key)) if packed_key else None
         if key and key.id:
             managed = self._keys.get(key.id)
             if managed and (managed.revoked_at is not None or managed.is_disabled):
-                raise BatchRefused(f"the API key {key.name!r} of the batch was revoked")
+                raise BatchRefused(f"the API key {key.name!r} that asked for it was revoked")
         return tenant.model_copy(update={"key": key})
 
-    async def publish(self, batch: Batch, state: LineState, tenant: Tenant) -> float:
+    async def publish_line(self, batch: Batch, state: LineState, tenant: Tenant) -> float:
         """Queue a line's request; return by when it has ended, in seconds from now.
 
         A line that its endpoint would refuse gets its result at once, and 0 is returned. Raises
@@ -72,14 +73,23 @@ class ItemFeeder:
         request_id = make_request_id(batch.secret, state.source.index, state.attempt)
         ref = ItemRef(batch.id, state.source.index, state.attempt, state.is_last)
         try:
-            body = parse_body(state.line)
-            self._ledger_space.check()
-            (validated,) = await self._validator.validate(tenant, to_submission(state.line, body))
-            seconds = validated.deadline_seconds + EXPIRY_MARGIN_SECONDS
-            reservation = await self._quotas.reserve(tenant, request_id, validated.amounts, seconds)
+            submission = to_submission(state.line, parse_body(state.line))
+            return await self.publish(tenant, request_id, ref, submission)
         except BadRequest as error:
-            await self._refuse(batch, ref, request_id, error)
+            await self.refuse(tenant.name, ref, request_id, error)
             return 0.0
+
+    async def publish(
+        self, tenant: Tenant, request_id: str, ref: ItemRef, submission: Submission
+    ) -> float:
+        """Queue the request that runs an item; return by when it has ended, in seconds from now.
+
+        Raises `BadRequest` as its endpoint would, and `Refused` if it must wait.
+        """
+        self._ledger_space.check()
+        (validated,) = await self._validator.validate(tenant, submission)
+        seconds = validated.deadline_seconds + EXPIRY_MARGIN_SECONDS
+        reservation = await self._quotas.reserve(tenant, request_id, validated.amounts, seconds)
         try:
             stored = await self._enqueue(validated, request_id, ref)
         except MillstreamError as error:
@@ -100,12 +110,13 @@ class ItemFeeder:
             self._broker, validated.lane, validated.packed.payload, headers, ENQUEUE_SECONDS
         )
 
-    async def _refuse(
-        self, batch: Batch, ref: ItemRef, request_id: str, error: MillstreamError
+    async def refuse(
+        self, tenant: str, ref: ItemRef, request_id: str, error: MillstreamError
     ) -> None:
+        """Store the result of an item that is not run, or not run to its end."""
         now = self._broker.clock.now_ms()
         usage = openai_usage(0, 0)
         result = ItemResult(
             request_id, ref.attempt, now, code=error.code, message=error.message, usage=usage
         )
-        await store_result(self._broker, batch.tenant, replace(ref, is_last=True), result)
+        await store_result(self._broker, tenant, replace(ref, is_last=True), result)

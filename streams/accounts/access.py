@@ -210,6 +210,10 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.reads(topology.BATCHES, topology.RESULTS),
         *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
         *make.publishes(make.own, "batches", subjects.ALL_BATCH_CHANGES),
+        *make.writes(topology.RESPONSES, "responses"),
+        *make.reads(topology.RESPONSES),
+        *make.asks(topology.RESPONSES, "responses", "STREAM.MSG.GET.{}"),
+        *make.publishes(make.own, "responses", subjects.ALL_RESPONSE_CHANGES),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
         *make.sees(*_subjects_by_stream(make.shards)),
@@ -269,7 +273,7 @@ def _dispatcher(make: _Rights) -> list[Right]:
 
 def _jobs(make: _Rights) -> list[Right]:
     files, counters = (topology.FILES, topology.FILE_RECORDS), (topology.RATES, topology.USAGE)
-    records = (topology.BATCHES, topology.RESULTS)
+    records = (topology.BATCHES, topology.RESULTS, topology.RESPONSES)
     return [
         *make.everyone(),
         *make.writes(LEASES, "lead"),
@@ -280,6 +284,10 @@ def _jobs(make: _Rights) -> list[Right]:
         *make.writes(topology.BATCHES, "batches"),
         *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
         *make.hears(make.own, "batches", subjects.ALL_BATCH_CHANGES),
+        *make.writes(topology.RESPONSES, "background responses"),
+        *make.asks(topology.RESPONSES, "responses", "STREAM.MSG.GET.{}", "STREAM.PURGE.{}"),
+        *make.hears(make.own, "responses", subjects.ALL_RESPONSE_CHANGES),
+        *make.asks(topology.RESULTS, "deleted responses", "STREAM.PURGE.{}"),
         *make.writes(topology.RESULTS, "lines that were refused"),
         *make.hears(BrokerAccount.WORK, "results", "infer.resulted.>"),
         *make.asks(make.logs()[-1], "logs behind results", "STREAM.PURGE.{}"),

@@ -1,4 +1,4 @@
-// OpenAI's SDK for JavaScript: whole, streamed, and an error.
+// OpenAI's SDK for JavaScript: whole, streamed, responses in the background, and an error.
 import { createRequire } from "node:module";
 
 const { default: OpenAI } = createRequire(import.meta.url)(process.env.OPENAI_JS);
@@ -12,6 +12,20 @@ let text = "";
 for await (const event of await client.chat.completions.create({ ...asked, stream: true }))
   text += event.choices[0]?.delta?.content ?? "";
 if (text !== whole.choices[0].message.content) throw new Error(`streamed ${text}`);
+
+const answered = { model, max_output_tokens: 8, temperature: 0, input: "hi" };
+const response = await client.responses.create(answered);
+const streamed = await client.responses.stream(answered).finalResponse();
+if (streamed.output_text !== response.output_text) throw new Error(`said ${streamed.output_text}`);
+const shown = await client.responses.retrieve(streamed.id);
+if (shown.output_text !== streamed.output_text) throw new Error(`stored ${shown.output_text}`);
+const job = await client.responses.create({ ...answered, background: true, stream: true });
+let last;
+for await (const event of job) last = event;
+const after = last.sequence_number - 1;
+const tail = await client.responses.retrieve(last.response.id, { stream: true, starting_after: after });
+for await (const event of tail)
+  if (JSON.stringify(event) !== JSON.stringify(last)) throw new Error(`resumed ${event.type}`);
 
 const begun = Date.now();
 const late = { model, prompt: "hi", max_tokens: 2000, deadline_ms: 300 };

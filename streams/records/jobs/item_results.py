@@ -11,7 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from streams import messages, subjects
 from streams.messages import FinishReason, TokenUsage
@@ -31,7 +31,8 @@ PASSING_FAILURES = frozenset(
         "work_lost",
     }
 )
-DEADLINE_EXCEEDED, CANCELLED = "deadline_exceeded", "cancelled"
+DEADLINE_EXCEEDED: Final = "deadline_exceeded"
+CANCELLED: Final = "cancelled"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class ItemResult:
 
     `code` is empty for a success, else that of the error in `message`. `text`, `logprobs`,
     `vectors` and `labels` are those of the request's token log, of all its records. `ended` is in
-    epoch milliseconds, and `usage` as OpenAI's.
+    epoch milliseconds, and `usage` as OpenAI's. `chunks` has the numbers of tokens and characters
+    of each chunk of the log, so that a stream of the result is that of the log.
     """
 
     request_id: str
@@ -56,6 +58,7 @@ class ItemResult:
     vectors: list[bytes] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     stop_sequence: str = ""  # the stop string that ended the text
+    chunks: list[list[int]] = field(default_factory=list)
 
     @property
     def may_pass(self) -> bool:
@@ -105,6 +108,7 @@ class ItemResult:
             and isinstance(self.usage.get("prompt_tokens", 0), int)
             and isinstance(self.usage.get("completion_tokens", 0), int)
             and all(isinstance(vector, bytes) for vector in self.vectors)
+            and all(isinstance(number, int) for chunk in self.chunks for number in chunk)
         )
 
 
@@ -136,6 +140,7 @@ def build_result(
         vectors=[vector for row in rows for vector in row["vectors"]],
         labels=rows[-1].get("labels", []) if rows else [],
         stop_sequence=terminal.get("stop_sequence", ""),
+        chunks=[[chunk["count"], len(chunk["text"])] for chunk in chunks],
     )
 
 

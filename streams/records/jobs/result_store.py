@@ -50,6 +50,15 @@ async def read_result(broker: Broker, tenant: str, job: str, index: int) -> Item
     return await unpack_result(broker, found[0]) if found else None
 
 
+async def has_failed_try(broker: Broker, tenant: str, job: str, index: int, attempt: int) -> bool:
+    """Return whether a try of an item has failed without a result of the item's.
+
+    Raises `BrokerUnavailable`.
+    """
+    query = {"last_by_subj": subjects.failed_try(tenant, job, index, attempt)}
+    return bool(await broker.read(topology.RESULTS, query))
+
+
 async def unpack_result(broker: Broker, message: StoredMessage) -> ItemResult:
     """Return the result that a message of RESULTS holds, with its other parts.
 

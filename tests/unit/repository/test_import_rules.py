@@ -33,6 +33,7 @@ FLOORS = {
         {"api", "api/schemas"},
         {"api/submission"},
         {"api/endpoints"},
+        {"api/responses"},
         {"api/batches", "api/messages"},
     ),
     "gateway": (

@@ -75,6 +75,8 @@ def test_only_the_admin_service_may_ask_anything_of_the_stores() -> None:
         (UserClass.ADMIN, "$JS.API.>"),
         (UserClass.ADMIN, "$JS.EVENT.ADVISORY.STREAM.DELETED.*"),
         (UserClass.JOBS, "$JS.API.STREAM.PURGE.FILES"),
+        (UserClass.JOBS, "$JS.API.STREAM.PURGE.KV_responses"),
+        (UserClass.JOBS, "$JS.API.STREAM.PURGE.RESULTS"),
         (UserClass.JOBS, "$JS.API.STREAM.PURGE.TOKENS_jobs"),
         (UserClass.LEDGER, "$JS.API.STREAM.PURGE.LEDGER"),
     }

@@ -1,0 +1,182 @@
+"""Responses in the background: they outlive client and gateway, and are read from any number on."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+
+import dispatcher.service
+import gpu_worker.service
+import jobs.service
+from streams import subjects, topology
+from streams.broker.broker_client import Broker
+from tests.integration.responses.test_responses_sdk import sdk
+from tests.support.accounts_server import connect
+from tests.support.eventually import eventually
+from tests.support.gateways import RunningGateway, cell, gateways, register
+from tests.support.services import (
+    dispatcher_settings,
+    jobs_settings,
+    running,
+    worker_settings,
+)
+
+SLOW = {"ttft_ms": 1, "itl_ms": 20}
+
+
+@asynccontextmanager
+async def background_cell(
+    nats_url: str, count: int = 2, **mock: float
+) -> AsyncIterator[list[RunningGateway]]:
+    async with (
+        cell(nats_url, count, mock=mock) as found,
+        running(jobs.service, jobs_settings(nats_url, id="jobs-1")),
+    ):
+        yield found
+
+
+async def status_of(client: openai.AsyncOpenAI, response: str) -> str | None:
+    return (await client.responses.retrieve(response)).status
+
+
+async def ended(client: openai.AsyncOpenAI, response: str) -> Any:
+    async def has_ended() -> bool:
+        return await status_of(client, response) not in ("queued", "in_progress")
+
+    await eventually(has_ended)
+    return await client.responses.retrieve(response)
+
+
+async def events_from(
+    client: openai.AsyncOpenAI, response: str, after: int | None = None
+) -> list[dict[str, Any]]:
+    told = openai.omit if after is None else after
+    stream = await client.responses.retrieve(response, stream=True, starting_after=told)
+    return [event.to_dict() async for event in stream]
+
+
+async def purge_logs(broker: Broker) -> None:
+    """As their age does."""
+    await broker.purge(topology.token_stream_name(0), None, 0)
+
+
+async def test_a_background_response_streams_and_resumes_at_another_gateway(nats_url: str) -> None:
+    """The same events with the same numbers: live, from the log, and when the log is gone."""
+    async with (
+        background_cell(nats_url, **SLOW) as (first, second),
+        sdk(first) as client,
+        sdk(second) as other,
+        connect(nats_url, "test") as broker,
+    ):
+        stream = await client.responses.create(
+            model="mock",
+            input="hi",
+            max_output_tokens=60,
+            background=True,
+            stream=True,
+            include=["message.output_text.logprobs"],
+        )
+        seen: list[dict[str, Any]] = []
+        async for event in stream:
+            seen.append(event.to_dict())
+            if len(seen) == 12:
+                break
+        await stream.close()
+        response = seen[0]["response"]["id"]
+        assert seen[0]["response"]["status"] == "queued"
+        live = await events_from(other, response, seen[-1]["sequence_number"])
+        whole = [*seen, *live]
+        assert live[-1]["type"] == "response.incomplete"
+        numbers = [event["sequence_number"] for event in whole]
+        assert numbers == sorted(set(numbers))
+        assert await events_from(client, response) == whole
+        await purge_logs(broker)
+        assert await events_from(other, response) == whole
+        for at in (0, 3, 7, len(whole) - 2):
+            after = whole[at]["sequence_number"]
+            assert await events_from(client, response, after) == whole[at + 1 :]
+        shown = await client.responses.retrieve(response)
+        assert shown.to_dict() == whole[-1]["response"]
+
+
+async def test_a_delta_has_the_number_of_its_last_token(nats_url: str) -> None:
+    """4 more than its index: a function of the log alone."""
+    async with background_cell(nats_url, 1, **SLOW) as (gateway,), sdk(gateway) as client:
+        made = await client.responses.create(
+            model="mock", input="hi", max_output_tokens=20, background=True
+        )
+        await ended(client, made.id)
+        deltas = [
+            event
+            for event in await events_from(client, made.id)
+            if event["type"] == "response.output_text.delta"
+        ]
+        assert deltas[0]["sequence_number"] >= 4
+        assert deltas[-1]["sequence_number"] == 4 + 20 - 1
+
+
+async def test_a_background_response_is_cancelled_and_deleted(nats_url: str) -> None:
+    """A cancelled one says so for ever; what was not in the background cannot be cancelled."""
+    async with (
+        background_cell(nats_url, 1, **SLOW) as (gateway,),
+        sdk(gateway) as client,
+        connect(nats_url, "test") as broker,
+    ):
+        made = await client.responses.create(
+            model="mock", input="hi", max_output_tokens=5000, background=True
+        )
+        assert made.status == "queued"
+
+        async def has_begun() -> bool:
+            return await status_of(client, made.id) == "in_progress"
+
+        await eventually(has_begun)
+        cancelled = await client.responses.cancel(made.id)
+        assert cancelled.status == "cancelled"
+        assert (await client.responses.cancel(made.id)).status == "cancelled"
+        events = await events_from(client, made.id)
+        assert events[-1]["type"] == "response.cancelled"
+        foreground = await client.responses.create(model="mock", input="hi", max_output_tokens=4)
+        with pytest.raises(openai.BadRequestError):
+            await client.responses.cancel(foreground.id)
+        for response in (made.id, foreground.id):
+            await client.responses.delete(response)
+
+        async def is_removed() -> bool:
+            found = await broker.read_subject(topology.RESPONSES, "$KV.responses.>")
+            results = await broker.read_subject(topology.RESULTS, subjects.ALL_RESULTS)
+            return not found and not results
+
+        await eventually(is_removed)
+
+
+async def test_a_background_response_waits_for_a_worker_beyond_its_deadline(nats_url: str) -> None:
+    """A deadline that passes in the queue is no try: it is queued again, under another id."""
+    await register(nats_url)
+    async with (
+        gateways(nats_url) as (gateway,),
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+        running(jobs.service, jobs_settings(nats_url, id="jobs-1")),
+        sdk(gateway) as client,
+        connect(nats_url, "test") as broker,
+    ):
+        made = await client.responses.create(
+            model="mock",
+            input="hi",
+            max_output_tokens=8,
+            background=True,
+            extra_body={"deadline_ms": 300},
+        )
+
+        async def has_passed_twice() -> bool:
+            found = await broker.read_subject(topology.RESULTS, subjects.ALL_RESULTS)
+            return len(found) >= 2
+
+        await eventually(has_passed_twice)
+        assert await status_of(client, made.id) == "queued"
+        async with running(gpu_worker.service, worker_settings(nats_url)):
+            response = await ended(client, made.id)
+            assert response.status == "incomplete"
+            assert len(response.output_text) > 0
