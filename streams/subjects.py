@@ -588,6 +588,16 @@ def batch_changed(tenant: str, batch: str) -> str:
     return f"{PREFIX}.batch.{token(tenant)}.{token(batch)}"
 
 
+def event(tenant: str, kind: str, object_id: str) -> str:
+    """Return the subject on which it is stored, once, that something happened to an object.
+
+    `kind` is the event's type, such as `batch.completed`. Raises `InvalidToken` for a name that
+    cannot be part of a subject.
+    """
+    words = (tenant, *kind.split("."), object_id)
+    return ".".join([PREFIX, "webhook", *map(token, words)])
+
+
 def usage(tenant: str, scope: str, meter: str, period: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, uses in a period.
 
@@ -770,6 +780,7 @@ ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_RESULTS = f"{PREFIX}.result.>"
 ALL_BATCH_RECORDS = f"{_BATCH_RECORDS}*.*"
+ALL_EVENTS = f"{PREFIX}.webhook.*.*.*.*"
 ALL_BATCH_CHANGES = f"{PREFIX}.batch.*.*"
 ALL_FILES = f"{PREFIX}.file.*.*.*"
 ALL_FILE_RECORDS = f"{_FILE_RECORDS}*.*"

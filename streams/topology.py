@@ -24,6 +24,7 @@ THRESHOLDS = "THRESHOLDS"
 SIGNALS, AUDIT = "SIGNALS", "AUDIT"
 FILES, FILE_RECORDS = "FILES", "KV_files"
 RESULTS, BATCHES = "RESULTS", "KV_batches"
+WEBHOOKS = "WEBHOOKS"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -47,6 +48,9 @@ FILES_BYTES = 2048 * MIB
 FILE_RECORDS_BYTES = 64 * MIB
 RESULTS_BYTES = 2048 * MIB
 ITEM_LOGS_BYTES = 128 * MIB  # of lines under way: what has its result is removed
+WEBHOOKS_BYTES = 128 * MIB  # some 300,000 events
+# Deliveries are tried for three days, and the events are there a while longer
+WEBHOOKS_SECONDS = 7 * DAY_SECONDS
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
 INGRESS_CONSUMER = "gateways"
@@ -149,6 +153,7 @@ def stream_configs(
         _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
         _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
         _results(),
+        _records(WEBHOOKS, subjects.ALL_EVENTS, WEBHOOKS_BYTES, WEBHOOKS_SECONDS),
     ]
 
 

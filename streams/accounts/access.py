@@ -267,7 +267,7 @@ def _dispatcher(make: _Rights) -> list[Right]:
 
 def _jobs(make: _Rights) -> list[Right]:
     files, counters = (topology.FILES, topology.FILE_RECORDS), (topology.RATES, topology.USAGE)
-    records = (topology.BATCHES, topology.RESULTS)
+    records = (topology.BATCHES, topology.RESULTS, topology.WEBHOOKS)
     return [
         *make.everyone(),
         *make.writes(LEASES, "lead"),
@@ -279,6 +279,7 @@ def _jobs(make: _Rights) -> list[Right]:
         *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
         *make.hears(make.own, "batches", subjects.ALL_BATCH_CHANGES),
         *make.writes(topology.RESULTS, "lines that were refused"),
+        *make.writes(topology.WEBHOOKS, "events"),
         *make.hears(BrokerAccount.WORK, "results", "infer.resulted.>"),
         *make.asks(make.logs()[-1], "logs behind results", "STREAM.PURGE.{}"),
         *make.views(REGISTRY, TENANTS, KEYS, PRICES),
