@@ -48,7 +48,12 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         name = f"jobs-{settings.id}"
         broker = await stack.enter_async_context(connect(settings.nats, name, settings.nats_files))
         checks["nats"] = lambda: broker.is_connected
-        for stream in (topology.FILE_RECORDS, topology.BATCHES, topology.RESULTS):
+        for stream in (
+            topology.FILE_RECORDS,
+            topology.BATCHES,
+            topology.RESULTS,
+            topology.WEBHOOKS,
+        ):
             await declaration.wait_for_stream(broker, stream)
         await sync_clock(broker)
         quotas = Quotas(broker)

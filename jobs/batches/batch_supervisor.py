@@ -86,7 +86,7 @@ class BatchSupervisor:
             newest = await self._parts.batches.find(batch.tenant, batch.id)
         except BrokerUnavailable:
             return False
-        return newest is None or newest.status.is_final
+        return newest is None or newest.is_over
 
     async def _run_while_held(self, batch: Batch, lease: Lease) -> None:
         running = asyncio.create_task(self._run(batch), name=f"run-{batch.id}")
@@ -101,7 +101,7 @@ class BatchSupervisor:
     async def _run(self, batch: Batch) -> None:
         try:
             newest = await self._parts.batches.find(batch.tenant, batch.id)
-            if newest is None or newest.status.is_final:
+            if newest is None or newest.is_over:
                 return
             runner = self._runners[batch.id] = BatchRunner(self._parts, newest)
             RUNNING_BATCHES.set(len(self._runners))
