@@ -46,6 +46,8 @@ from streams.errors import (
 from streams.records.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.usage_rollups import UsageRollups
+from streams.records.webhooks.delivery_store import DeliveryStore
+from streams.records.webhooks.endpoint_store import EndpointStore
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class GatewayContext:
     rollups: UsageRollups
     files: FileStore
     batches: BatchStore
+    webhook_endpoints: EndpointStore
+    deliveries: DeliveryStore
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     transfer_slots: TransferSlots = field(default_factory=TransferSlots)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)

@@ -45,6 +45,8 @@ from streams.records.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.key_use import add_uses
 from streams.records.usage_rollups import UsageRollups
+from streams.records.webhooks.delivery_store import DeliveryStore
+from streams.records.webhooks.endpoint_store import EndpointStore
 
 log = structlog.get_logger()
 
@@ -173,6 +175,8 @@ async def _build_context(
         UsageRollups(broker),
         FileStore(broker),
         BatchStore(broker),
+        EndpointStore(broker),
+        DeliveryStore(broker),
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)

@@ -16,10 +16,13 @@ from jobs.batches.batch_supervisor import BatchSupervisor
 from jobs.batches.item_feeder import ItemFeeder
 from jobs.file_sweeper import FileSweeper
 from jobs.settings import JobsSettings
+from jobs.webhooks.webhook_call import WebhookCaller
+from jobs.webhooks.webhook_deliverer import WebhookDeliverer
 from registry.credentials.keys import Keys
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
+from registry.webhook_policy import WebhookPolicy
 from streams import topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
@@ -33,7 +36,16 @@ from streams.records.jobs.batch_store import BatchStore
 
 log = structlog.get_logger()
 
-FILES_LEASE = "jobs.files"
+FILES_LEASE, WEBHOOKS_LEASE = "jobs.files", "jobs.webhooks"
+_STREAMS = (
+    topology.FILE_RECORDS,
+    topology.BATCHES,
+    topology.RESULTS,
+    topology.WEBHOOKS,
+    topology.WEBHOOK_ENDPOINTS,
+    topology.DELIVERIES,
+    topology.THRESHOLDS,
+)
 
 
 async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
@@ -48,26 +60,29 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         name = f"jobs-{settings.id}"
         broker = await stack.enter_async_context(connect(settings.nats, name, settings.nats_files))
         checks["nats"] = lambda: broker.is_connected
-        for stream in (
-            topology.FILE_RECORDS,
-            topology.BATCHES,
-            topology.RESULTS,
-            topology.WEBHOOKS,
-        ):
+        for stream in _STREAMS:
             await declaration.wait_for_stream(broker, stream)
         await sync_clock(broker)
         quotas = Quotas(broker)
         await quotas.open()
         ledger_space = LedgerSpace(broker)
         parts = await _build_parts(stack, settings, broker, quotas, ledger_space)
-        lease = Lease(broker, FILES_LEASE, settings.id, LeaseBucket(broker))
-        stack.push_async_callback(lease.release)
+        leases = [
+            Lease(broker, name, settings.id, LeaseBucket(broker))
+            for name in (FILES_LEASE, WEBHOOKS_LEASE)
+        ]
+        for lease in leases:
+            stack.push_async_callback(lease.release)
+        caller = WebhookCaller(WebhookPolicy(settings.webhook_network))
+        stack.callback(caller.close)
+        webhooks = WebhookDeliverer(broker, leases[1], caller, settings.webhook_retry_seconds)
         async with asyncio.TaskGroup() as tasks:
             working = [
-                tasks.create_task(lease.run(), name="lease"),
+                *(tasks.create_task(each.run(), name="lease") for each in leases),
                 tasks.create_task(quotas.run(), name="quotas"),
                 tasks.create_task(ledger_space.run(), name="ledger"),
-                tasks.create_task(FileSweeper(broker, lease).run(), name="files"),
+                tasks.create_task(FileSweeper(broker, leases[0]).run(), name="files"),
+                tasks.create_task(webhooks.run(), name="webhooks"),
                 tasks.create_task(BatchSupervisor(parts, settings.id).run(), name="batches"),
             ]
             checks["running"] = lambda: not stop.is_set()

@@ -32,6 +32,7 @@ from gateway.entrypoints.batches import batch_routes, result_routes
 from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
 from gateway.entrypoints.plain_responses import render_json
+from gateway.entrypoints.webhooks import delivery_routes, endpoint_routes
 from streams.errors import (
     Forbidden,
     InternalError,
@@ -70,6 +71,8 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *upload_routes.build_routes(context),
             *batch_routes.build_routes(context),
             *result_routes.build_routes(context),
+            *endpoint_routes.build_routes(context),
+            *delivery_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),
