@@ -47,6 +47,8 @@ from streams.records.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.responses.response_store import ResponseStore
 from streams.records.usage_rollups import UsageRollups
+from streams.records.webhooks.delivery_store import DeliveryStore
+from streams.records.webhooks.endpoint_store import EndpointStore
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class GatewayContext:
     files: FileStore
     batches: BatchStore
     responses: ResponseStore
+    webhook_endpoints: EndpointStore
+    deliveries: DeliveryStore
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     transfer_slots: TransferSlots = field(default_factory=TransferSlots)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)

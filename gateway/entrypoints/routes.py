@@ -35,6 +35,7 @@ from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
 from gateway.entrypoints.plain_responses import render_json
 from gateway.entrypoints.responses import response_creation, response_routes
+from gateway.entrypoints.webhooks import delivery_routes, endpoint_routes
 from streams.errors import (
     Forbidden,
     InternalError,
@@ -77,6 +78,8 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *estimate_routes.build_routes(context),
             *retry_routes.build_routes(context),
             *response_routes.build_routes(context),
+            *endpoint_routes.build_routes(context),
+            *delivery_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),

@@ -63,8 +63,9 @@ class Batch:
     `custom_id`. A batch with `errors` that runs is about to fail. `key` is the API key that created
     it, as JSON without its secret. `paused` stops feeding, `not_before` delays it, and
     `run_hours` are when it may go on. `reserved_bytes` of RESULTS are promised to it, of which it
-    has used `stored_bytes`. `retry_of` is the id of the batch whose failed lines it has. `revision`
-    is the sequence of the record in its stream.
+    has used `stored_bytes`. `retry_of` is the id of the batch whose failed lines it has.
+    `event_due` is True from its last status on until the event of that is stored. `revision` is the
+    sequence of the record in its stream.
     """
 
     tenant: str
@@ -99,6 +100,7 @@ class Batch:
     reserved_bytes: int = 0
     stored_bytes: int = 0
     retry_of: str = ""
+    event_due: bool = False
     revision: int = 0
 
     def pack(self) -> bytes:
@@ -144,6 +146,12 @@ class Batch:
         """True if the batch's time was over when its files were begun."""
         return self.times.get(BatchStatus.FINALIZING.value, 0) >= self.expires_at
 
+    @property
+    def is_over(self) -> bool:
+        """True if no service has anything to do for it: it has ended, and its event is stored."""
+        return self.status.is_final and not self.event_due
+
     def at_status(self, status: BatchStatus, now: int) -> Self:
         """Return the record with another status, which begins now."""
-        return replace(self, status=status, times={**self.times, status.value: now})
+        times = {**self.times, status.value: now}
+        return replace(self, status=status, times=times, event_due=status.is_final)

@@ -1,85 +1,98 @@
-"""`millstream batch`: from a file to the results of all its lines."""
+"""`millstream batch …` against a running cell, as its users type it."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import sys
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import Any, NamedTuple
 
 import jobs.service
-from millstream.batch import commands
-from millstream.batch.settings import (
-    EstimateSettings,
-    ItemSettings,
-    OneBatchSettings,
-    ResultsSettings,
-    SubmitSettings,
-)
 from tests.integration.jobs.test_batches import chat_line, to_file
-from tests.support.gateways import KEY, cell
+from tests.support.gateways import KEY, RunningGateway, cell
 from tests.support.services import jobs_settings, running
 
-STOP = asyncio.Event()
-LINES = [chat_line(0), chat_line(1, model="nobody"), chat_line(2)]
+
+class Answer(NamedTuple):
+    """Output of a command, and its exit status."""
+
+    status: int
+    out: str
+    errors: str
+
+    @property
+    def json(self) -> Any:
+        assert self.status == 0, self.errors
+        return json.loads(self.out)
 
 
-@pytest.fixture
-async def gateway(nats_url: str) -> AsyncIterator[dict[str, Any]]:
-    """The settings by which the commands find a gateway."""
-    async with cell(nats_url) as (found,), running(jobs.service, jobs_settings(nats_url)):
-        yield {"url": found.url, "api_key": KEY, "json": True}
+async def batch(gateway: RunningGateway, *words: str) -> Answer:
+    return await command(gateway, "batch", *words)
 
 
-def write_input(path: Path) -> None:
-    path.write_bytes(to_file(LINES)[1])
+async def command(gateway: RunningGateway, *words: str) -> Answer:
+    told = ("--url", gateway.url, "--api-key", KEY)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "millstream", *words, *told, stdout=-1, stderr=-1
+    )
+    out, errors = await process.communicate()
+    assert process.returncode is not None
+    return Answer(process.returncode, out.decode(), errors.decode())
 
 
-async def submit(gateway: dict[str, Any], path: Path, **options: Any) -> None:
-    write_input(path)
-    await commands.submit(SubmitSettings.model_validate({**gateway, "file": path, **options}), STOP)
+async def test_a_batch_is_submitted_watched_and_read(nats_url: str, tmp_path: Path) -> None:
+    """Each command with JSON for programs; the results are in the order of the input."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(to_file([*map(chat_line, range(5)), chat_line(5, model="nobody")])[1])
+    async with cell(nats_url) as (gateway,), running(jobs.service, jobs_settings(nats_url)):
+        made = (await batch(gateway, "submit", str(source), "--json")).json
+        assert made["status"] == "validating"
+        watched = await batch(gateway, "watch", made["id"], "--json")
+        assert watched.status == 0, watched.errors
+        assert json.loads(watched.out.splitlines()[-1])["status"] == "completed"
+        shown = await batch(gateway, "status", made["id"])
+        assert "5 completed, 1 failed" in " ".join(shown.out.split())
+        await batch(gateway, "results", made["id"], "--output", str(out))
+        ids = [json.loads(line)["custom_id"] for line in out.read_text().splitlines()]
+        assert ids == [f"id-{i}" for i in range(6)]
+        assert (await batch(gateway, "items", made["id"], "id-5", "--json")).json["index"] == 5
+        refused = await batch(gateway, "cancel", made["id"])
+        assert refused.status == 1
+        assert "has ended" in refused.errors
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The last line of what was printed, as JSON."""
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
+async def test_a_batch_that_cannot_begin_says_why(nats_url: str, tmp_path: Path) -> None:
+    """The lines that are wrong, an id that nobody has, a gateway that is not there."""
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"no json\n")
+    async with cell(nats_url) as (gateway,), running(jobs.service, jobs_settings(nats_url)):
+        made = (await batch(gateway, "submit", str(source), "--json")).json
+        watched = await batch(gateway, "watch", made["id"])
+        assert watched.status == 1
+        assert "line 1: this is not JSON" in " ".join(watched.out.split())
+        unknown = await batch(gateway, "status", "batch_nobody")
+        assert (unknown.status, "no batch 'batch_nobody'" in unknown.errors) == (1, True)
+        gone = await batch(RunningGateway(1, asyncio.Event()), "status", "batch_nobody")
+        assert "no gateway answers at" in gone.errors
 
 
-async def test_a_file_is_estimated_run_and_read_and_its_failed_lines_retried(
-    gateway: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_a_file_is_estimated_and_its_failed_lines_are_retried(
+    nats_url: str, tmp_path: Path
 ) -> None:
-    """The results are those of both files, in the order of the input."""
-    path = tmp_path / "in.jsonl"
-    await submit(gateway, path)
-    batch = printed(capsys)["id"]
-    one = {**gateway, "id": batch}
-    await commands.watch(OneBatchSettings.model_validate(one), STOP)
-    assert printed(capsys)["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
-    out = tmp_path / "out.jsonl"
-    await commands.results(ResultsSettings.model_validate({**one, "output": out}), STOP)
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["custom_id"] for line in lines] == ["id-0", "id-1", "id-2"]
-    assert [line["response"]["status_code"] for line in lines] == [200, 404, 200]
-    await commands.items(ItemSettings.model_validate({**one, "item": "id-2"}), STOP)
-    assert printed(capsys)["status"] == "completed"
-    await commands.retry(OneBatchSettings.model_validate(one), STOP)
-    again = printed(capsys)
-    assert again["retry_of"] == batch
-    await commands.watch(OneBatchSettings.model_validate({**gateway, "id": again["id"]}), STOP)
-    assert printed(capsys)["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
-    await commands.estimate(EstimateSettings.model_validate({**gateway, "file": path}), STOP)
-    estimate = printed(capsys)
-    assert estimate["lines"] == 3
-    assert estimate["completion_tokens"]["at_most"] == 16
-    words = {**gateway, "file": path, "json": False}
-    await commands.estimate(EstimateSettings.model_validate(words), STOP)
-    assert "at most 16" in capsys.readouterr().out
-
-
-async def test_hours_are_two_times(gateway: dict[str, Any], tmp_path: Path) -> None:
-    """They are told with their zone."""
-    with pytest.raises(ValueError, match="two times"):
-        await submit(gateway, tmp_path / "in.jsonl", run_between=("22:00",))
-    await submit(gateway, tmp_path / "in.jsonl", run_between=("00:00", "23:59"))
+    """Both before and after it runs; hours are two times of day."""
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(to_file([chat_line(0), chat_line(1, model="nobody")])[1])
+    async with cell(nats_url) as (gateway,), running(jobs.service, jobs_settings(nats_url)):
+        estimate = (await batch(gateway, "estimate", str(source), "--json")).json
+        assert estimate["lines"] == 2
+        told = (await batch(gateway, "estimate", str(source))).out
+        assert f"at most {estimate['completion_tokens']['at_most']}" in " ".join(told.split())
+        half = await batch(gateway, "submit", str(source), "--run-between", "22:00")
+        assert (half.status, "needs two times" in half.errors) == (2, True)
+        hours = "--run-between", "00:00,23:59"
+        made = (await batch(gateway, "submit", str(source), *hours, "--json")).json
+        assert (await batch(gateway, "watch", made["id"])).status == 0
+        again = (await batch(gateway, "retry", made["id"], "--json")).json
+        assert again["retry_of"] == made["id"]
+        watched = await batch(gateway, "watch", again["id"], "--json")
+        counts = json.loads(watched.out.splitlines()[-1])["request_counts"]
+        assert counts == {"total": 1, "completed": 0, "failed": 1}
