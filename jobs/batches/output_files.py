@@ -13,6 +13,7 @@ from api.batches.result_lines import render_lines
 from api.file_bodies import UPLOAD_SECONDS
 from registry.store import Registry
 from streams.broker.broker_client import Broker
+from streams.records.cas_records import RecordChanged
 from streams.records.file_records import FilePart, FileState, StoredFile
 from streams.records.file_store import FileStore
 from streams.records.jobs.batch_records import Batch
@@ -54,8 +55,16 @@ async def write_files(
 
 
 async def _begin(files: FileStore, file: StoredFile) -> StoredFile:
-    """Store the record of a file, unless an earlier try has."""
-    return await files.find(file.tenant, file.id) or await files.create(file, _UNLIMITED)
+    """Store the record of a file, unless an earlier try has, and return what is stored.
+
+    An earlier try has deleted a file that has no line: it has none now either.
+    """
+    try:
+        return await files.find(file.tenant, file.id) or await files.create(file, _UNLIMITED)
+    except RecordChanged as known:
+        if known.newer is None:
+            raise
+        return known.newer
 
 
 async def _finish(files: FileStore, file: StoredFile, part: FilePart) -> str:
