@@ -38,6 +38,7 @@ ROLLED_RECORDS = 100  # at once: about 1 ms of the event loop
 _CONFLICT_SECONDS = 0.02  # until a replica knows what another process has stored
 _UNIQUE_MS = (topology.LOG_SECONDS - 60) * 1000
 _PAGE = 1000  # messages
+_MAX_BITS = 200  # of a sum: no honest one has so many
 _Numbered = tuple[int, LedgerRecord]  # with its sequence in the ledger
 
 
@@ -52,6 +53,13 @@ class _Addition(NamedTuple):
     subject: str
     kind: _Kind
     sums: Sums
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError if sums cannot have this, as of a forged record."""
+        if not all(isinstance(name, str) for name in self.kind):
+            raise TypeError(f"{self.kind} are no names")
+        for number in vars(self.sums).values():
+            _whole(number)
 
 
 @dataclass(frozen=True)
@@ -99,22 +107,53 @@ def _read_numbers(message: StoredMessage) -> dict[str, Any]:
 
 
 def _whole(number: object) -> int:
-    """A number that was read; raises TypeError for anything else."""
+    """A number that was read; raises TypeError for anything else, ValueError for an absurd one."""
     if not isinstance(number, int):
         raise TypeError(f"{number!r} is no whole number")
+    if number.bit_length() > _MAX_BITS:
+        raise ValueError(f"a number has {number.bit_length()} bits, more than {_MAX_BITS}")
     return number
 
 
 def _read_record(message: StoredMessage) -> _Numbered | None:
     """A ledger record with its sequence; None, with a log event, if it cannot be read."""
-    record = _read(LedgerRecord.unpack, message)
+    record = _read(_unpack_request, message)
     return None if record is None else (message.seq, record)
 
 
-def _read(unpack: Callable[[bytes], T], message: StoredMessage) -> T | None:
+def _unpack_request(message: StoredMessage) -> LedgerRecord:
+    """Return a ledger record that can be added up; raises what its absurd values cause.
+
+    Who may write on a subject may write of its tenant and model, and of no other.
+    """
+    record = LedgerRecord.unpack(message.data)
+    _check_subject(message, subjects.ledger(record.tenant, record.model))
+    if not isinstance(record.request_id, str):
+        raise TypeError(f"{record.request_id!r} is no id")
+    for addition in _request_additions(0, record):
+        addition.check()
+    datetime.fromtimestamp(record.accepted / 1000 + _is_late(record), UTC)
+    return record
+
+
+def _unpack_worker_time(message: StoredMessage) -> WorkerTime:
+    """Return a record of a worker's time that can be added up; raises as `_unpack_request` does."""
+    time = WorkerTime.unpack(message.data)
+    _check_subject(message, time.subject)
+    _worker_addition(0, time).check()
+    return time
+
+
+def _check_subject(message: StoredMessage, named: str) -> None:
+    """Raise ValueError unless a record names what its subject does."""
+    if named != message.subject:
+        raise ValueError(f"it is of {named}, and stored on {message.subject}")
+
+
+def _read(unpack: Callable[[StoredMessage], T], message: StoredMessage) -> T | None:
     try:
-        return unpack(message.data)
-    except (ValueError, TypeError) as error:
+        return unpack(message)
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, OSError) as error:
         log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
         return None
 
@@ -210,7 +249,7 @@ class UsageRollups:
             groups[addition.subject].append(addition)
         for message in found:
             if subjects.is_worker_time(message.subject) and (
-                time := _read(WorkerTime.unpack, message)
+                time := _read(_unpack_worker_time, message)
             ):
                 addition = _worker_addition(message.seq, time)
                 groups[addition.subject].append(addition)

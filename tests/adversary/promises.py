@@ -126,7 +126,12 @@ _WORKER = Promise(
         *(f"{_API}.DIRECT.GET.{each}" for each in _WORKER_READS),
         *_own_consumers(_WORKER_PINS),
     ),
-    causes=("infer.reply.*.>", f"infer.billed.*.{SECOND}", "infer.resulted.>"),
+    causes=(
+        "infer.reply.*.>",
+        f"infer.billed.*.{SECOND}",
+        "infer.resulted.>",
+        f"infer.rollup.*.*.{SECOND}",
+    ),
     account=BrokerAccount.WORKERS,
     pins=_WORKER_PINS,
     user_class=UserClass.WORKER,

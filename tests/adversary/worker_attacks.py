@@ -24,6 +24,12 @@ from tests.support.gateways import GatewaySocket
 FORGED_TOKENS = 987_654_321  # of a worker's KV cache: in no true heartbeat
 _LONG = 4000  # tokens of a request that outlives an attack
 _BEATS = 20
+# Fields of ledger records, of requests and of workers' time
+_NUMBERS = (
+    *("accepted", "finished", "prompt_tokens", "completion_tokens", "attempts", "compute_ns"),
+    *("since", "until", "elapsed_ns", "idle_ns", "load_ns", "lost_ns"),
+)
+_NAMES = ("request_id", "tenant", "version", "outcome", "key")
 # Subjects on which a leader may publish, and whose fifth and sixth parts are numbers, as those of a
 # delivery's acknowledgement are
 _LEADERS_OWN = (
@@ -41,6 +47,12 @@ def _beat(worker: str, model: str, **facts: Any) -> bytes:
     return Heartbeat(worker, model, "1", **{**numbers, **tokens, **told, **facts}).pack()
 
 
+def _record(model: str, worker: str) -> dict[str, Any]:
+    """Fields of a ledger record of a request, and of one of a worker's time."""
+    names = {"model": model, "worker": worker}
+    return {**dict.fromkeys(_NUMBERS, 1), **dict.fromkeys(_NAMES, MARK), **names}
+
+
 class WorkerAttacks:
     """Attacks by a worker of the second model."""
 
@@ -49,6 +61,7 @@ class WorkerAttacks:
         self.attacks: dict[str, Attack] = {
             "send heartbeats as others": self.send_heartbeats_as_others,
             "have a leader publish": self.have_leader_publish,
+            "store forged ledger records": self.store_forged_records,
             "end a request of another model": self.end_request_of_other_model,
         }
 
@@ -97,6 +110,18 @@ class WorkerAttacks:
             frames = await socket.receive_until("attacked", "chunk", "error")
             yield socket, frames[0]["request_id"]
             await socket.send(type="cancel", id="attacked")
+
+    async def store_forged_records(self, attacker: Attacker) -> None:
+        """Every gateway adds up what is in the ledger: of another model, or with absurd numbers."""
+        request, time = subjects.ledger(MARK, SECOND), subjects.worker_time(SECOND, STOLEN)
+        for absurd in (10**17, -(10**17), 2**63, "many", None, [1]):
+            for name in _NUMBERS:
+                for body in (_record(MODEL, "w1"), _record(SECOND, STOLEN)):
+                    data = messages.pack({**body, name: absurd})
+                    await attacker.make([Call(request, data), Call(time, data)])
+        usage = await self._cell.gateways[0].request("GET", "/v1/usage", key=KEYS[NORTHWIND])
+        if usage.status != 200:
+            attacker.effects.append(f"usage is no longer told: {usage.body.decode()}")
 
     async def end_request_of_other_model(self, attacker: Attacker) -> None:
         """Write an end of its own into the token log of a request that another model serves."""

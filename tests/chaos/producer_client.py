@@ -114,39 +114,43 @@ class ProducerClient:
         )
 
     async def _read(self, stream: ProducedRequest) -> AsyncIterator[dict[str, Any]]:
-        """Every record of a submission in order; what was missed is read where it is stored."""
+        """Every record of a submission in order, some twice; what was missed is read where stored.
+
+        A log that was lost and put back has other sequences: then all of it is read again.
+        """
         while True:
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
                     message = await stream.replies.get()
             except TimeoutError:
-                for record in await self._missed(stream):
+                for record in await self._stored(stream):
                     yield record
                 continue
             stream.request_id = message.subject.rpartition(".")[2]
             headers = message.headers or {}
-            if int(headers["Nats-Last-Sequence"]) > stream.last:
-                for record in await self._missed(stream):
-                    yield record
-            if int(headers["Nats-Sequence"]) > stream.last:
-                stream.last = int(headers["Nats-Sequence"])
+            seq, before = int(headers["Nats-Sequence"]), int(headers["Nats-Last-Sequence"])
+            if before == stream.last:
+                stream.last = seq
                 yield messages.unpack(message.data)
+            elif seq != stream.last:
+                for record in await self._stored(stream):
+                    yield record
 
-    async def _missed(self, stream: ProducedRequest) -> list[dict[str, Any]]:
-        """Stored records after the last one; none where nobody answers, which is asked again."""
+    async def _stored(self, stream: ProducedRequest) -> list[dict[str, Any]]:
+        """The stored records; those that came before an answer failed, which is asked again."""
         if not stream.request_id:
             return []  # it has missed all of them: nobody tells it which request it has become
         question = f"infer.records.{self.tenant}.{stream.route}.{stream.request_id}"
-        found = list[dict[str, Any]]()
+        found, after_seq = list[dict[str, Any]](), 0
         while True:
-            after = json.dumps({"after": stream.last}).encode()
+            after = json.dumps({"after": after_seq}).encode()
             try:
                 answer = await self._connection.client.request(question, after, timeout=ACK_SECONDS)
             except _UNREACHED:
                 return found
             page = messages.unpack(answer.data)
             for seq, record in page.get("records", ()):
-                stream.last = seq
+                stream.last = after_seq = seq
                 found.append(messages.unpack(record))
             if not page.get("remaining"):
                 return found

@@ -11,7 +11,11 @@ import openai
 import pytest
 
 import jobs.service
+from jobs.batches.output_files import write_files
+from registry.store import Registry
 from streams import subjects
+from streams.records.file_store import FileStore
+from streams.records.jobs.batch_store import BatchStore
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, cell
@@ -308,3 +312,18 @@ async def test_a_record_that_cannot_be_read_holds_no_other_batch_up(nats_url: st
         assert [each.id async for each in client.batches.list()] == [batch.id]
         with pytest.raises(openai.NotFoundError):
             await client.batches.retrieve(f"batch_{0:024x}")
+
+
+async def test_files_of_an_ended_batch_are_written_again_as_they_were(nats_url: str) -> None:
+    """Whoever wrote them may die before the batch says so; the next one does the same."""
+    async with jobs_cell(nats_url) as client, connect(nats_url, "test") as broker:
+        told = await ended(client, await submit(client, [chat_line(0)]))
+        (batch,) = await BatchStore(broker).list_of("acme")
+        source = await FileStore(broker).find("acme", batch.input_file)
+        assert source
+        registry = await Registry.open(broker)
+        for _ in range(2):
+            again = await write_files(broker, registry, batch, source)
+            assert (f"file-{again.output}", again.error) == (told.output_file_id, "")
+        await registry.close()
+        assert len(await lines_of(client, told.output_file_id)) == 1

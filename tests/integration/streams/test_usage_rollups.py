@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streams import subjects, topology
+from streams import messages, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
@@ -191,3 +191,41 @@ async def test_what_cannot_be_read_ends_nobody(broker: Broker) -> None:
         await broker.store(subjects.ROLLUP_CURSOR, b"")
         assert await rollups.roll_up() == through
         assert await sums(broker, "model") == told
+
+
+async def test_a_forged_record_is_left_out(broker: Broker) -> None:
+    """Whoever may write records of the ledger may write anything: sums are of the others."""
+    forged: list[dict[str, Any]] = [
+        {"accepted": 10**17},
+        {"accepted": -(10**17)},
+        {"accepted": "today", "finished": "tomorrow"},
+        {"finished": 10**18, "compute_ns": 5},
+        {"prompt_tokens": "many"},
+        {"completion_tokens": None},
+        {"tenant": "a.b"},
+        {"model": 7},
+        {"request_id": ["r"]},
+        {"key": ["k"]},
+        {"cached_tokens": 1.5},
+        {"compute_ns": "x", "worker_price": "x"},
+    ]
+    await write(broker, [record(number) for number in range(8)])
+    for number, fields in enumerate(forged):
+        data = replace(record(1), **{"request_id": f"f{number}", **fields}).pack()
+        await broker.store(subjects.ledger("acme", "model.1"), data)
+    for other in (subjects.ledger("other", "model.1"), subjects.ledger("acme", "model.0")):
+        await broker.store(other, replace(record(1), request_id="elsewhere").pack())
+    worker_time = {"worker": "w", "model": "m", "version": "1", "since": 0, "elapsed_ns": 1}
+    worker_time |= {"idle_ns": 0, "load_ns": 0, "lost_ns": 0}
+    for until in (10**18, "now", None):
+        data = messages.pack({**worker_time, "until": until})
+        await broker.store(subjects.worker_time("m", "w"), data)
+    await broker.store(
+        subjects.worker_time("m", "w2"), messages.pack({**worker_time, "until": ACCEPTED})
+    )
+    rollups = UsageRollups(broker)
+    assert await rollups.roll_up() >= 8 + len(forged)
+    assert await rollups.read_costs([DAY]) == []
+    requests = sum(row["requests"] for row in await sums(broker, "model"))
+    assert requests == 8
+    assert await sums(broker, "model", "other") == []
