@@ -8,7 +8,9 @@ from admin.operation_table import (
     BootstrapArguments,
     DenialArguments,
     KeyArguments,
+    KeyChangeArguments,
     KeyIdArguments,
+    KeyLimits,
     PageArguments,
     RotationArguments,
 )
@@ -73,6 +75,7 @@ class KeyOperations:
             "keys.list": self._list_keys,
             "keys.create": self._create_key,
             "keys.bootstrap": self._bootstrap,
+            "keys.change": self._change_key,
             "keys.rotate": self._rotate_key,
             "keys.revoke": self._revoke_key,
             "denials.list": self._list_denials,
@@ -104,8 +107,7 @@ class KeyOperations:
             raise TenantNotFound(arguments.tenant)
         pepper, now = self._pepper, await self._now()
         fields = arguments.model_dump(exclude={"expires_seconds", "name"})
-        seconds = arguments.expires_seconds
-        expires_at = None if seconds is None else now + seconds
+        expires_at = _expires_at(arguments, now)
         rights = ApiKey(**fields, name=arguments.name or "", expires_at=expires_at)
         text, record = make_key(rights, pepper, now)
         await self._keys.create(record)
@@ -123,6 +125,13 @@ class KeyOperations:
         text, record = make_key(ApiKey(tenant=OPERATORS, scopes=("admin",)), pepper, now)
         await self._keys.create(record)
         return _show_once(text, record)
+
+    async def _change_key(self, arguments: KeyChangeArguments) -> JsonBody:
+        now = await self._now()
+        fields = arguments.model_dump(exclude_unset=True, exclude={"expires_seconds", "id"})
+        if "expires_seconds" in arguments.model_fields_set:
+            fields["expires_at"] = _expires_at(arguments, now)
+        return _describe(await self._keys.change(arguments.id, fields, now))
 
     async def _rotate_key(self, arguments: RotationArguments) -> JsonBody:
         now = await self._now()
@@ -152,6 +161,11 @@ class KeyOperations:
     async def _remove_denial(self, arguments: KeyIdArguments) -> JsonBody:
         await self._keys.remove_denial(arguments.id)
         return {"id": arguments.id, "removed": True}
+
+
+def _expires_at(limits: KeyLimits, now: float) -> float | None:
+    seconds = limits.expires_seconds
+    return None if seconds is None else now + seconds
 
 
 def _describe(record: ManagedKey) -> JsonBody:

@@ -104,17 +104,28 @@ class CredentialsArguments(TenantNameArguments):
     )
 
 
-class KeyArguments(QuotaSettings):
-    """A managed API key: whose it is, what it may do, for how long, and its own limits."""
+class KeyLimits(QuotaSettings):
+    """What limits a managed API key, beside its scopes: quotas, models, networks, expiry, rates."""
 
-    tenant: Slug
-    name: Slug | None = Field(None, description="what usage calls it; by default its id")
-    scopes: tuple[Scope, ...] = Field(DEFAULT_SCOPES, min_length=1)
     models: tuple[str, ...] = Field((), description="models that it may use; none: all")
     networks: tuple[Network, ...] = Field((), description="CIDRs; none: from everywhere")
     expires_seconds: float | None = Field(None, gt=0, description="from now; null: never")
     max_connections: int | None = Field(None, ge=1, description="connections to each gateway")
     frames_per_second: int | None = Field(None, ge=1, description="frames to each gateway")
+
+
+class KeyArguments(KeyLimits):
+    """A managed API key: whose it is, what it may do, and its limits."""
+
+    tenant: Slug
+    name: Slug | None = Field(None, description="what usage calls it; by default its id")
+    scopes: tuple[Scope, ...] = Field(DEFAULT_SCOPES, min_length=1)
+
+
+class KeyChangeArguments(KeyLimits):
+    """A managed key, and those of its limits that change; null or an empty list ends a limit."""
+
+    id: str
 
 
 class KeyIdArguments(Arguments):
@@ -341,6 +352,14 @@ OPERATIONS = {
             "admin",
             BootstrapArguments,
             "Create the first key with the scope admin; it is shown once",
+        ),
+        Operation(
+            "keys.change",
+            "PATCH",
+            "/keys/{id}",
+            "admin",
+            KeyChangeArguments,
+            "Change the limits of a key that are given",
         ),
         Operation(
             "keys.rotate",

@@ -378,6 +378,12 @@ COMMANDS = (
         "millstream.keys.commands:create",
     ),
     Command(
+        "keys change",
+        "change the limits of an API key, also for what is open",
+        "millstream.keys.settings:ChangeKeySettings",
+        "millstream.keys.commands:change",
+    ),
+    Command(
         "keys list",
         "list the managed API keys",
         "millstream.keys.settings:ListKeysSettings",

@@ -1,4 +1,4 @@
-"""The commands `millstream keys create`, `list`, `rotate`, `revoke`, and `admin bootstrap`."""
+"""The commands `millstream keys …`, and `admin bootstrap`."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -10,6 +10,7 @@ from millstream.admin.console_output import make_console, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.keys.settings import (
     BootstrapSettings,
+    ChangeKeySettings,
     CreateKeySettings,
     ListKeysSettings,
     RevokeKeySettings,
@@ -36,12 +37,19 @@ async def create(settings: CreateKeySettings, stop: asyncio.Event) -> None:
             tenant=settings.tenant,
             name=settings.name,
             scopes=list(settings.scope),
-            models=list(settings.model),
-            networks=list(settings.network),
-            expires_seconds=settings.expires,
             **settings.limits,
         )
     _print_key(made, settings.as_json)
+
+
+async def change(settings: ChangeKeySettings, stop: asyncio.Event) -> None:
+    """Change the limits that were given of a key; raises as `AdminClient.call`."""
+    async with admin_client(settings) as admin:
+        answer = await admin.call("keys.change", id=settings.id, **settings.limits)
+    if settings.as_json:
+        print_json(data=answer)
+    else:
+        make_console().print(f"{settings.id}: changed")
 
 
 async def bootstrap(settings: BootstrapSettings, stop: asyncio.Event) -> None:

@@ -4,7 +4,7 @@ A look-up never waits. Every change is a compare-and-set: of two writers, the se
 applied to the first one's record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from registry.credentials.key_format import KeyText
 from registry.credentials.key_pepper import Pepper
@@ -100,6 +100,22 @@ class Keys(KvRecords[_Entry]):
 
         await self._view.write(_KEY + id, expire)
         return text, made
+
+    async def change(self, id: str, fields: Mapping[str, object], now: float) -> ManagedKey:
+        """Replace fields of a key's record, such as limits, and return the record.
+
+        Gateways hold what is open against it from then on. Raises `KeyNotFound`, or `KeyEnded` for
+        a key that works no more.
+        """
+        changed: list[ManagedKey] = []
+
+        def change(found: _Entry | None) -> bytes:
+            key = _check_usable(id, found, now)
+            changed.append(key.model_copy(update=dict(fields)))
+            return _encode(changed[-1])
+
+        await self._view.write(_KEY + id, change)
+        return changed[-1]
 
     async def revoke(self, id: str, now: float) -> None:
         """Withdraw a key for good; nothing is accepted with it once gateways have heard of it.

@@ -3,15 +3,18 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from millstream.admin.admin_client import AdminRefused
-from millstream.keys.commands import create, list_keys, revoke, rotate
+from millstream.keys.commands import change, create, list_keys, revoke, rotate
 from millstream.keys.settings import (
+    ChangeKeySettings,
     CreateKeySettings,
     ListKeysSettings,
     RevokeKeySettings,
@@ -19,7 +22,7 @@ from millstream.keys.settings import (
 )
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.eventually import eventually
-from tests.support.gateways import RunningGateway, gateways, tenants
+from tests.support.gateways import RunningGateway, gateways, register, tenants
 from tests.support.keys import pepper_file
 
 STOP = asyncio.Event()
@@ -138,3 +141,58 @@ async def test_a_key_is_made_with_limits_of_its_own(
     assert listed["id"] == made_key["id"]
     assert {name: listed[name] for name in limits} == limits
     assert (listed["max_concurrent"], listed["frames_per_second"]) == (None, None)
+
+
+async def changed(
+    door: Any, capsys: pytest.CaptureFixture[str], id: str, **limits: Any
+) -> dict[str, Any]:
+    told = {**door, "id": id, "json": True, **limits}
+    await change(ChangeKeySettings.model_validate(told), STOP)
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+async def test_limits_of_a_key_change_while_it_is_used(
+    nats_url: str, door: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An open socket meets new ones at its next frame, and a new end when it is there."""
+    await register(nats_url)
+    pepper: Any = {"key_pepper_file": tmp_path / "key-pepper"}
+    async with gateways(nats_url, **pepper) as (gateway,):
+        key = await made(door, capsys, name="ci", tokens_per_day=1000)
+        await eventually(lambda: has_status(gateway, key["key"], 200))
+        numbers = count()
+        async with gateway.socket(key=key["key"]) as socket:
+
+            async def code_of_one() -> str:
+                """The type or code of the answer to one more request."""
+                await socket.generate(f"r{next(numbers)}")
+                frame = await socket.receive()
+                return str(frame.get("code", frame["type"]))
+
+            async def is_answered(wanted: str) -> bool:
+                return await code_of_one() == wanted
+
+            assert await code_of_one() == "accepted"
+            first = await changed(door, capsys, key["id"], model=["other"], tokens_per_day=5)
+            assert (first["models"], first["tokens_per_day"], first["name"]) == (["other"], 5, "ci")
+            await eventually(lambda: is_answered("model_not_allowed"))
+            await changed(door, capsys, key["id"], unlimited=["model"])
+            await eventually(lambda: is_answered("larger_than_quota"))
+            second = await changed(door, capsys, key["id"], unlimited=["tokens_per_day"])
+            assert (second["models"], second["tokens_per_day"]) == ([], None)
+            await eventually(lambda: is_answered("accepted"))
+            await changed(door, capsys, key["id"], expires="1s")
+            closing = socket.connection
+            await eventually(lambda: closing.close_code is not None)
+            assert (closing.close_code, closing.close_reason) == (1008, "key_expired")
+        with pytest.raises(AdminRefused, match="has expired: create a new one"):
+            await changed(door, capsys, key["id"], expires="30d")
+
+
+def test_a_change_says_what_changes() -> None:
+    """And each limit once."""
+    with pytest.raises(ValidationError, match="nothing is to be changed"):
+        ChangeKeySettings(id="k")
+    with pytest.raises(ValidationError, match="tokens_per_day is given a value and is to be"):
+        ChangeKeySettings(id="k", tokens_per_day=5, unlimited=("tokens_per_day",))
