@@ -43,6 +43,7 @@ CONTROL_STREAMS = frozenset(
 )
 # Of a call of the JetStream API: two words, or three, and then the name of a stream
 _CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
+_TENANT_STATES = f"{BrokerAccount.WORK}.TENANTS.STREAM.INFO."
 _SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\w+\.")
 
 
@@ -99,6 +100,17 @@ def api_subject(user_class: UserClass | None, call: str) -> str:
     return f"{api_prefix(user_class, found['stream'] if found else topology.REQUESTS)}.{call}"
 
 
+def tenant_state_subject(user_class: UserClass | None, stream: str) -> str:
+    """Return the subject for asking for the state of a stream of one tenant.
+
+    It has a name of its own, since a pattern for all such streams would fit those of the other
+    store, too, and both stores would answer.
+    """
+    if user_class in (None, UserClass.ADMIN):
+        return api_subject(user_class, f"STREAM.INFO.{stream}")
+    return f"{_TENANT_STATES}{stream}"
+
+
 @cache
 def _subjects_by_stream(shards: int) -> dict[str, tuple[str, ...]]:
     """The subjects that each stream stores, all shards of the token logs under one."""
@@ -144,6 +156,11 @@ class _Rights:
     def sees(self, *streams: str) -> list[Right]:
         """Ask for streams' states, with the subjects in them."""
         return [right for each in streams for right in self.asks(each, "state", "STREAM.INFO.{}")]
+
+    def sees_tenants(self, reason: str) -> list[Right]:
+        """Ask for the states of streams of single tenants, whose names no pattern can tell."""
+        subject, local = f"{JETSTREAM_API}STREAM.INFO.*", f"{_TENANT_STATES}*"
+        return [Right("publish", BrokerAccount.WORK, subject, reason, local)]
 
     def views(self, *buckets: str) -> list[Right]:
         """Follow a bucket: read it, and hear its changes."""
@@ -245,6 +262,7 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.reads(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.sees(topology.REQUESTS, topology.WORK, topology.USAGE, topology.DEAD),
         *make.sees(topology.ATTEMPTS, *make.logs()),
+        *make.sees_tenants("what producers have submitted"),
         *make.sees(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.asks(topology.REQUESTS, "read", "STREAM.MSG.GET.{}", "CONSUMER.NAMES.{}"),
         *make.asks(topology.WORK, "read", "STREAM.MSG.GET.{}"),
