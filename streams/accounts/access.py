@@ -20,7 +20,6 @@ from streams.accounts.rights import (
     STORES,
     BrokerAccount,
     Right,
-    fill,
 )
 from streams.topology import Scale
 
@@ -44,6 +43,7 @@ CONTROL_STREAMS = frozenset(
 # Of a call of the JetStream API: two words, or three, and then the name of a stream
 _CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
 _TENANT_STATES = f"{BrokerAccount.WORK}.TENANTS.STREAM.INFO."
+_ANSWERS_API = "ANSWERS.API."
 _SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\w+\.")
 
 
@@ -157,6 +157,34 @@ class _Rights:
         """Ask for streams' states, with the subjects in them."""
         return [right for each in streams for right in self.asks(each, "state", "STREAM.INFO.{}")]
 
+    def answers(self, reason: str) -> list[Right]:
+        """Store durable answers, and read one by a question that names its subject."""
+        store, stored = BrokerAccount.WORK, subjects.ALL_ANSWERS
+        return self.publishes(store, reason, stored, f"{JETSTREAM_API}DIRECT.GET.*.{stored}")
+
+    def reads_answers(self) -> list[Right]:
+        """Read and remove one's own durable answers.
+
+        The calls have names of their own, since the tenant's account would answer, too, that it has
+        no JetStream.
+        """
+        stream, store = f"{topology.ANSWERS}{{tenant}}", BrokerAccount.WORK
+        calls = (
+            f"DIRECT.GET.{stream}",
+            f"DIRECT.GET.{stream}.{subjects.PREFIX}.answer.{{tenant}}.>",
+            f"STREAM.PURGE.{stream}",
+        )
+        return [
+            Right(
+                "publish",
+                store,
+                f"{JETSTREAM_API}{call}",
+                "durable answers",
+                f"{_ANSWERS_API}{call}",
+            )
+            for call in calls
+        ]
+
     def sees_tenants(self, reason: str) -> list[Right]:
         """Ask for the states of streams of single tenants, whose names no pattern can tell."""
         subject, local = f"{JETSTREAM_API}STREAM.INFO.*", f"{_TENANT_STATES}*"
@@ -230,6 +258,8 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.sees(*_subjects_by_stream(make.shards)),
         *make.views(REGISTRY, TENANTS, KEYS, PRICES),
         *make.sums_usage(),
+        *make.sees_tenants("room for durable answers"),
+        *make.answers("refuse or repeat a submission"),
         *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
@@ -263,6 +293,7 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.sees(topology.REQUESTS, topology.WORK, topology.USAGE, topology.DEAD),
         *make.sees(topology.ATTEMPTS, *make.logs()),
         *make.sees_tenants("what producers have submitted"),
+        *make.answers("end a request"),
         *make.sees(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.asks(topology.REQUESTS, "read", "STREAM.MSG.GET.{}", "CONSUMER.NAMES.{}"),
         *make.asks(topology.WORK, "read", "STREAM.MSG.GET.{}"),
@@ -323,6 +354,7 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
         *make.writes(topology.RESULTS, "results of batches"),
         *make.reads(topology.RESULTS),
+        *make.answers("end a request"),
         *make.reads(topology.ATTEMPTS, *make.logs()),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),
@@ -406,6 +438,7 @@ def _tenant(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
         *make.publishes(BrokerAccount.SERVICES, "missed replies", "infer.records.{tenant}.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.>"),
+        *make.reads_answers(),
     ]
 
 
@@ -456,7 +489,7 @@ def tenant_permissions(tenant: str) -> Permissions:
     Their inboxes are their clients' usual ones, since nobody else is in the account.
     """
     rights = rights_of(UserClass.TENANT)
-    found = [(r.action, fill(r.subject, {"tenant": [tenant]})[0]) for r in rights]
+    found = [(r.action, r.seen_by(tenant)) for r in rights]
     return _permissions(UserClass.TENANT, found, "_INBOX.>")
 
 
