@@ -383,6 +383,8 @@ def _parse_queued(delivery: Delivery) -> QueuedRequest:
         key=sys.intern(envelope.key),
         user=envelope.user,
         price=sys.intern(envelope.price),
+        answer=envelope.answer,
+        encoding=envelope.encoding,
     )
 
 

@@ -347,6 +347,15 @@ class Broker(ReconnectingClient):
         """
         return (await self.read_page(stream, query)).messages
 
+    async def read_last(self, stream: str, subject: str) -> StoredMessage | None:
+        """Return the last message on a subject, asked for by a question that names the subject.
+
+        Rights can be told for such questions by their subjects. None if there is none. Raises
+        `BrokerUnavailable` if no replica answers.
+        """
+        page = await self._read(f"DIRECT.GET.{stream}.{subject}", b"", batched=False)
+        return page.messages[0] if page.messages else None
+
     async def read_page(self, stream: str, query: Mapping[str, int | str]) -> MessagePage:
         """Do as `read`, and also return how many more messages match after those returned.
 
@@ -354,13 +363,15 @@ class Broker(ReconnectingClient):
         five times with short timeouts, so that a frozen replica is not waited for. Raises
         `BrokerUnavailable` if there is no answer after 2.5 s.
         """
-        subject, payload = self.api_subject(f"DIRECT.GET.{stream}"), orjson.dumps(dict(query))
+        payload = orjson.dumps(dict(query))
+        return await self._read(f"DIRECT.GET.{stream}", payload, batched="batch" in query)
+
+    async def _read(self, call: str, payload: bytes, *, batched: bool) -> MessagePage:
+        subject = self.api_subject(call)
         for seconds in _READ_SECONDS:
             try:
                 async with running_timeout(seconds):
-                    return await self._await_response(
-                        PendingRead("batch" in query), subject, payload
-                    )
+                    return await self._await_response(PendingRead(batched), subject, payload)
             except TimeoutError:
                 continue
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")
