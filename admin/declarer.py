@@ -57,7 +57,8 @@ class Declarer:
         """Return what to declare, with every lane bounded by the highest limit of any tenant."""
         tenants = self._records.tenants.by_name.values()
         most = max((t.max_queued for t in tenants), default=TenantSettings().max_queued)
-        publishing = [topology.ingress_stream(name) for name in self._publishing_tenants()]
+        makers = (topology.ingress_stream, topology.answers_stream)
+        publishing = [make(name) for name in self._publishing_tenants() for make in makers]
         return [*topology.stream_configs(self._scale, most, self._limits), *publishing]
 
     def _publishing_tenants(self) -> set[str]:
@@ -91,10 +92,11 @@ class Declarer:
                 await self._remove_unused_streams()
 
     async def _remove_unused_streams(self) -> None:
-        """Delete the empty ingress streams of tenants that do not publish.
+        """Delete the empty ingress and answers streams of tenants that do not publish.
 
         An ingress stream holds what a tenant's producers publish. One that is not empty is kept,
-        but accepts no further submissions, and a warning is logged. If the broker does not let us,
+        but accepts no further submissions, and a warning is logged. Answers are kept until they
+        expire. If the broker does not let us,
         that harms nobody, and is tried again after the next change.
         """
         try:
@@ -103,5 +105,9 @@ class Declarer:
                 if tenant is not None and tenant not in self._publishing_tenants():
                     closed = subjects.closed_submissions(tenant)
                     await declaration.remove_if_empty(self._broker, stream, closed)
+            for stream in await declaration.list_streams(self._broker, subjects.ALL_ANSWERS):
+                tenant = topology.tenant_of_answers(stream)
+                if tenant is not None and tenant not in self._publishing_tenants():
+                    await declaration.delete_if_empty(self._broker, stream)
         except (BrokerUnavailable, BrokerMisconfigured) as error:
             log.warning("streams_not_removed", reason=str(error))

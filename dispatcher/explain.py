@@ -6,6 +6,7 @@ other tenant what is served until then.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from dispatcher.dispatching.model_state import ModelState
@@ -16,10 +17,15 @@ from streams.messages import Heartbeat
 from streams.subjects import Priority
 
 Facts = dict[str, Any]
+_NO_SUBMISSIONS: Mapping[tuple[str, Priority], int] = {}
 
 
 def explain_request(
-    state: ModelState, request_id: str, version: str | None, now: float
+    state: ModelState,
+    request_id: str,
+    version: str | None,
+    now: float,
+    submissions: Mapping[tuple[str, Priority], int] = _NO_SUBMISSIONS,
 ) -> Facts | None:
     """Return facts on where a request stands, as JSON data; None if it is not known here.
 
@@ -28,24 +34,29 @@ def explain_request(
     in flight, its version, how long ago it was dispatched, and whether a worker has pulled it. None
     means that it is neither queued nor in flight. `version` is the id of the model version that
     would serve a queued request, None if that is gone; it is not used for one in flight. `now` is
-    epoch seconds.
+    epoch seconds. `submissions` are as for `explain_tenant`.
     """
     if item := state.queue.get(request_id):
         return _queued(state, item, version, now) | {
-            "tenant_stands": explain_tenant(state, item.tenant)
+            "tenant_stands": explain_tenant(state, item.tenant, submissions)
         }
     if flight := state.in_flight.get(request_id):
         return _in_flight(state, request_id, flight, now)
     return None
 
 
-def explain_tenant(state: ModelState, tenant: str) -> Facts:
+def explain_tenant(
+    state: ModelState,
+    tenant: str,
+    submissions: Mapping[tuple[str, Priority], int] = _NO_SUBMISSIONS,
+) -> Facts:
     """Return facts on where a tenant stands, as JSON data.
 
-    They are its weight, its counter (service so far over its weight, in virtual tokens), its queued
-    requests by priority, the number and reserved tokens of its requests in flight, its recent usage
-    over its fair share, its estimated waits in seconds by priority, and the last heartbeat of each
-    worker. A tenant without requests is answered, too, with zeros.
+    They are its weight, its counter (service so far over its weight, in virtual tokens), its
+    submissions over NATS that no gateway has accepted yet and its queued requests, both by
+    priority, the number and reserved tokens of its requests in flight, its recent usage over its
+    fair share, its estimated waits in seconds by priority, and the last heartbeat of each worker. A
+    tenant without requests is answered, too, with zeros. `submissions` are those of all tenants.
     """
     pressure = state.build_pressure()
     waiting = Counter[str]()
@@ -58,6 +69,7 @@ def explain_tenant(state: ModelState, tenant: str) -> Facts:
         "model": state.model,
         "weight": state.queue.weight(tenant),
         "counter": round(state.queue.counter(tenant), 1),
+        "submissions": {p.value: n for (name, p), n in submissions.items() if name == tenant},
         "queued": dict(waiting),
         "in_flight": len(held),
         "in_flight_tokens": sum(flight.cost for flight in held),

@@ -1,6 +1,7 @@
 """The report that `millstream lag` asks a leader for: lanes and workers, as plain data."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -12,14 +13,19 @@ _Key = tuple[str, Priority]
 MAX_LANES = 2000  # the deepest; a report must fit one message
 
 
-def build_lag_report(state: ModelState, now: float) -> dict[str, Any]:
+def build_lag_report(
+    state: ModelState, now: float, submissions: Mapping[_Key, int]
+) -> dict[str, Any]:
     """Return the report that `millstream lag` shows for one model, as JSON data.
 
-    It has an entry (lane) for each tenant and priority with requests queued or in flight: those
-    with the most queued tokens first, `MAX_LANES` at most, and `lanes_left_out` counts the rest. It
-    also has the last heartbeat of each worker. Ages and waits are seconds; `now` is epoch seconds.
+    It has an entry (lane) for each tenant and priority with requests queued or in flight, or with
+    submissions that wait to be accepted (`submissions` counts these): those with the most queued
+    tokens first, `MAX_LANES` at most, and `lanes_left_out` counts the rest. It also has the last
+    heartbeat of each worker. Ages and waits are seconds; `now` is epoch seconds.
     """
-    lanes = sorted(_lanes(state, now), key=lambda lane: -lane["tokens"])
+    lanes = sorted(
+        _lanes(state, now, submissions), key=lambda lane: (-lane["tokens"], -lane["submissions"])
+    )
     return {
         "model": state.model,
         "lanes": lanes[:MAX_LANES],
@@ -35,7 +41,7 @@ def _worker(state: ModelState, beat: Heartbeat) -> dict[str, Any]:
     return report | {"marks": state.prefix_router.get_index(beat.version).count_hashes(beat.worker)}
 
 
-def _lanes(state: ModelState, now: float) -> list[dict[str, Any]]:
+def _lanes(state: ModelState, now: float, submissions: Mapping[_Key, int]) -> list[dict[str, Any]]:
     in_flight = Counter((f.tenant, f.priority) for f in state.in_flight.values())
     pressure = state.build_pressure()
     queued, tokens, accepted = _waiting(state)
@@ -44,13 +50,14 @@ def _lanes(state: ModelState, now: float) -> list[dict[str, Any]]:
             "tenant": tenant,
             "model": state.model,
             "priority": str(priority),
+            "submissions": submissions.get((tenant, priority), 0),
             "queued": queued[tenant, priority],
             "tokens": tokens[tenant, priority],
             "oldest_age_seconds": _age(accepted.get((tenant, priority)), now),
             "in_flight": in_flight[tenant, priority],
             "estimated_wait_seconds": pressure.estimated_wait(tenant, priority),
         }
-        for tenant, priority in queued.keys() | in_flight.keys()
+        for tenant, priority in queued.keys() | in_flight.keys() | submissions.keys()
     ]
 
 

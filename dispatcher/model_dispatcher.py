@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 
 import structlog
@@ -17,7 +17,12 @@ from nats.errors import Error as NatsError
 
 from dispatcher import explain, lag_report
 from dispatcher.dispatching.dispatch_loop import DispatchLoop
-from dispatcher.dispatching.metrics import observe_blocked, observe_oldest, observe_queue
+from dispatcher.dispatching.metrics import (
+    observe_blocked,
+    observe_oldest,
+    observe_queue,
+    observe_submissions,
+)
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.dispatching.terminals import TerminalWriter
 from dispatcher.estimate.ttl_set import TtlSet
@@ -28,6 +33,7 @@ from dispatcher.reconcile.in_flight_requests import InFlightReconciler
 from dispatcher.reconcile.leader_failover import CHECKPOINT_SECONDS, LeaderFailover
 from dispatcher.reconcile.queued_requests import IndexLost, QueuedReconciler
 from dispatcher.reconcile.requeuer import Requeuer
+from dispatcher.reconcile.waiting_submissions import WaitingSubmissions
 from dispatcher.workers.failure_detector import CHECK_SECONDS, FailureDetector
 from dispatcher.workers.placed_requests import Stage
 from registry.store import Registry
@@ -41,6 +47,7 @@ from streams.coordination.signal_handler import SignalHandler
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.messages import Heartbeat, LedgerRecord, Pressure
+from streams.subjects import Priority
 
 log = structlog.get_logger()
 
@@ -62,12 +69,18 @@ class ModelDispatcher:
     """
 
     def __init__(
-        self, broker: Broker, registry: Registry, tenants: Tenants, model: str, shards: int
+        self,
+        broker: Broker,
+        registry: Registry,
+        tenants: Tenants,
+        submissions: WaitingSubmissions,
+        model: str,
+        shards: int,
     ) -> None:
         self.model = model
         self.state = ModelState(model)
         self._broker, self._tenants, self._shards = broker, tenants, shards
-        self._clock = broker.clock
+        self._clock, self._submissions = broker.clock, submissions
         self._recent_cancels = TtlSet(CANCEL_MEMORY_SECONDS)
         self._unreadable: list[Delivery] = []
         self._next_pressure_at = 0.0
@@ -245,18 +258,26 @@ class ModelDispatcher:
     async def _on_report(self, msg: Msg) -> None:
         now = self._clock.now()
         asked = json.loads(msg.data) if msg.data else None
+        submissions = self._submissions.of_model(self.model)
         answer = (
-            self._explain(asked, now) if asked else lag_report.build_lag_report(self.state, now)
+            self._explain(asked, now, submissions)
+            if asked
+            else lag_report.build_lag_report(self.state, now, submissions)
         )
         await self._broker.publish(msg.reply, json.dumps(answer).encode())
 
-    def _explain(self, asked: dict[str, str], now: float) -> explain.Facts | None:
+    def _explain(
+        self,
+        asked: dict[str, str],
+        now: float,
+        submissions: Mapping[tuple[str, Priority], int],
+    ) -> explain.Facts | None:
         """Answer `millstream why`: where a request or a tenant stands."""
         if tenant := asked.get("tenant"):
-            return explain.explain_tenant(self.state, tenant)
+            return explain.explain_tenant(self.state, tenant, submissions)
         item = self.state.queue.get(asked["request_id"])
         version = self._dispatch_loop.resolve_version(item) if item else None
-        return explain.explain_request(self.state, asked["request_id"], version, now)
+        return explain.explain_request(self.state, asked["request_id"], version, now, submissions)
 
     # Timers
 
@@ -313,6 +334,7 @@ class ModelDispatcher:
         await self._queued_reconciler.reconcile(consumer)
         self._apply_tenant_settings()
         observe_oldest(self.state, self._clock.now())
+        observe_submissions(self.model, self._submissions.of_model(self.model))
         self._dispatch_loop.wake()
 
     def _apply_tenant_settings(self) -> None:
@@ -362,6 +384,8 @@ def _parse_queued(delivery: Delivery) -> QueuedRequest:
         user=envelope.user,
         price=sys.intern(envelope.price),
         item=envelope.item,
+        answer=envelope.answer,
+        encoding=envelope.encoding,
     )
 
 

@@ -13,6 +13,7 @@ import structlog
 
 from dispatcher.leader_assignment import assign_models
 from dispatcher.model_dispatcher import ModelDispatcher
+from dispatcher.reconcile.waiting_submissions import WaitingSubmissions
 from dispatcher.settings import DispatcherSettings
 from registry.store import Registry
 from registry.tenants import Tenants
@@ -67,6 +68,7 @@ class LeaderElection:
     ) -> None:
         self._broker, self._registry, self._tenants = broker, registry, tenants
         self._settings = settings
+        self._submissions = WaitingSubmissions(broker, tenants)
         self._bucket = LeaseBucket(broker)
         self._members = Membership(broker, "dispatchers", settings.id, self._bucket)
         self._leases: dict[str, Lease] = {}
@@ -91,6 +93,7 @@ class LeaderElection:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._members.run(), name="members")
+                tasks.create_task(self._submissions.run(), name="submissions")
                 while True:
                     self._changed.clear()
                     for model in (self._registry.models.keys() | forgotten) - self._leases.keys():
@@ -104,7 +107,13 @@ class LeaderElection:
         """Make the lease of a model, and the coroutine that leads while the lease is held."""
         settings = self._settings
         make_leader = partial(
-            ModelDispatcher, self._broker, self._registry, self._tenants, model, settings.shards
+            ModelDispatcher,
+            self._broker,
+            self._registry,
+            self._tenants,
+            self._submissions,
+            model,
+            settings.shards,
         )
         lease = self._leases[model] = Lease(
             self._broker,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from streams.messages import Encoding
 from streams.subjects import Priority, token
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -19,10 +20,12 @@ REQUEST_INFO = "Nats-Request-Info"  # which user has sent a question, as the ser
 ROUTE = "Route"
 PRIORITY = "Priority"
 CONTENT_TYPE = "Content-Type"
+ACCEPT, ANSWER = "Accept", "Answer"  # of a producer's submission
 TOLD_WAIT = "Told-Wait"
 GOAL = "Goal"
 CLAIM = "Claim"  # on `started` records: a random id that tells one claim from another
 RESTART = "Restart"  # on a `started` record whose attempt begins anew: what is before it is void
+_ENCODING = "Encoding"
 MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for a message's headers
 
 
@@ -46,6 +49,27 @@ class ItemRef:
         return cls(token(job), int(index), int(attempt), is_last == "1")
 
 
+@dataclass(frozen=True)
+class AnswerRef:
+    """Reference to a durable answer: a producer's own id of the request, escaped, and its digest.
+
+    The digest is that of the submission, by which another one under the same id is recognised.
+    """
+
+    key: str
+    digest: str
+
+    def pack(self) -> str:
+        """Return the reference as the value of a header."""
+        return f"{self.key}.{self.digest}"
+
+    @classmethod
+    def unpack(cls, packed: str) -> Self:
+        """Return the reference that `pack` encoded; raises ValueError for another text."""
+        key, digest = packed.split(".")
+        return cls(key, digest)
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """A request's routing data: all that is needed to queue it and to choose its worker.
@@ -62,7 +86,8 @@ class Envelope:
     request was accepted; None without one. `key` is the name of the API key that it came with, and
     `user` the hash of the end user whom the client named; empty without one. `price` is the packed
     `PriceEntry` by which it is billed, empty if it came from a gateway that knew of none. `item` is
-    the line of a job that the request runs; None for any other request.
+    the line of a job that the request runs; None for any other request. `answer` is the durable
+    answer that its producer wants; None without. `encoding` is that of its token log.
     """
 
     request_id: str
@@ -84,6 +109,8 @@ class Envelope:
     user: str = ""
     price: str = ""
     item: ItemRef | None = None
+    answer: AnswerRef | None = None
+    encoding: Encoding = "msgpack"
 
     def to_headers(self) -> dict[str, str]:
         """Return the envelope as NATS headers; optional fields at their defaults are left out."""
@@ -107,6 +134,8 @@ class Envelope:
             "User": self.user,
             "Price": self.price,
             "Item": self.item and self.item.pack(),
+            ANSWER: self.answer and self.answer.pack(),
+            _ENCODING: self.encoding if self.encoding == "json" else "",
         }
         headers |= {name: str(value) for name, value in optional.items() if value}
         if self.estimated_wait_ms is not None:
@@ -142,4 +171,6 @@ class Envelope:
             user=headers.get("User", ""),
             price=headers.get("Price", ""),
             item=ItemRef.unpack(headers["Item"]) if "Item" in headers else None,
+            answer=AnswerRef.unpack(headers[ANSWER]) if ANSWER in headers else None,
+            encoding="json" if headers.get(_ENCODING) == "json" else "msgpack",
         )

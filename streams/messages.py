@@ -6,6 +6,7 @@ exactly one terminal: `done` or `error`. Their wire form is a map with a `type`;
 same maps on their reply subject. Pure.
 """
 
+import base64
 import struct
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -13,6 +14,7 @@ from functools import cache
 from typing import Any, Literal, Self, TypeVar
 
 import msgpack
+import orjson
 
 from streams.usage_accounts import PriceEntry, WorkerPrice
 
@@ -47,6 +49,35 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Return the maps, lists and scalars encoded in msgpack; raises ValueError for other bytes."""
     return msgpack.unpackb(data)
+
+
+Encoding = Literal["msgpack", "json"]  # of what a client is sent
+_VECTORS = "vectors"  # the one field of bytes in a record
+
+
+def pack_record(record: Mapping[str, Any], encoding: Encoding = "msgpack") -> bytes:
+    """Return a record of a token log, or an answer, as a client gets it.
+
+    JSON has no bytes, so vectors are in base64 there.
+    """
+    if encoding == "msgpack":
+        return pack(record)
+    if vectors := record.get(_VECTORS):
+        record = {**record, _VECTORS: [base64.b64encode(each).decode() for each in vectors]}
+    return orjson.dumps(record)
+
+
+def unpack_record(data: bytes) -> dict[str, Any]:
+    """Return the record that `pack_record` encoded, in either way.
+
+    Raises ValueError for other bytes.
+    """
+    if data[:1] != b"{":  # which would be the number 123 in msgpack
+        return unpack(data)  # type: ignore[no-any-return]
+    record: dict[str, Any] = orjson.loads(data)
+    if _VECTORS in record:
+        record[_VECTORS] = [base64.b64decode(each) for each in record[_VECTORS]]
+    return record
 
 
 def pack_tokens(tokens: list[int]) -> bytes:

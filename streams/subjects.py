@@ -780,6 +780,23 @@ def submissions(tenant: str) -> str:
     return f"{PREFIX}.submit.{token(tenant)}.*.*"
 
 
+def answer(tenant: str, key: str) -> str:
+    """Return the subject on which the durable answer to a producer's request is stored.
+
+    `key` is the producer's own id of the request, escaped. Raises `InvalidToken` for a tenant whose
+    name cannot be part of a subject.
+    """
+    return f"{PREFIX}.answer.{token(tenant)}.{key}"
+
+
+def answers_of(tenant: str) -> str:
+    """Return the filter (a subject with wildcards) for all durable answers of a tenant, and parts.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.answer.{token(tenant)}.>"
+
+
 def closed_submissions(tenant: str) -> str:
     """Subject of an ingress stream that is closed; nobody publishes on it."""
     return f"{PREFIX}.closed.{token(tenant)}"
@@ -891,6 +908,7 @@ WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes th
 ALL_RECORDS = f"{PREFIX}.records.*.*.*"  # asks a gateway for stored records of a log
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
+ALL_ANSWERS = f"{PREFIX}.answer.*.>"  # and their parts
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
 ALL_RESERVATIONS = f"{PREFIX}.reservation.*"
 ALL_RATES = f"{PREFIX}.rate.>"

@@ -61,6 +61,9 @@ _INGRESS = "INGRESS_"
 INGRESS_CONSUMER = "gateways"
 # Reserved in the broker's store for each tenant that publishes: four of the largest submissions
 INGRESS_BYTES = 4 * MIB
+ANSWERS = "ANSWERS_"
+ANSWERS_BYTES = 32 * MIB  # of one tenant; a full stream drops its oldest answers
+ANSWERS_SECONDS = 7 * DAY_SECONDS
 # Of escaped names in a consumer's name, which has at most 255 characters: the rest is a word and a
 # worker's name or a priority
 _MAX_NAMED = 180
@@ -125,9 +128,24 @@ def ingress_stream_name(tenant: str) -> str:
     return f"{_INGRESS}{subjects.token(tenant)}"
 
 
+def answers_stream_name(tenant: str) -> str:
+    """Return the name of the stream with the durable answers to a tenant's producers."""
+    return f"{ANSWERS}{subjects.token(tenant)}"
+
+
+def tenant_of_answers(stream: str) -> str | None:
+    """Return the tenant of a stream of durable answers, by its name; None for any other stream."""
+    return stream.removeprefix(ANSWERS) if stream.startswith(ANSWERS) else None
+
+
 def tenant_of_ingress(stream: str) -> str | None:
     """Return the tenant of an ingress stream, by its name; None for any other stream."""
     return stream.removeprefix(_INGRESS) if stream.startswith(_INGRESS) else None
+
+
+def is_of_tenant(stream: str) -> bool:
+    """Return whether a stream is one of a single tenant that publishes, by its name."""
+    return (tenant_of_ingress(stream) or tenant_of_answers(stream)) is not None
 
 
 def stream_configs(
@@ -390,6 +408,19 @@ def ingress_stream(tenant: str) -> StreamConfig:
     that came before, so that they can answer it; the broker would drop it in silence.
     """
     config = _queue(ingress_stream_name(tenant), subjects.submissions(tenant), INGRESS_BYTES)
+    config.duplicate_window = _LEAST_DUPLICATE_WINDOW
+    return config
+
+
+def answers_stream(tenant: str) -> StreamConfig:
+    """Return the configuration of the stream with the durable answers to one tenant's producers.
+
+    One stream per tenant, so that a tenant fills only its own, and may be given the right to purge
+    it. Whoever ends a request must not be held up by a producer that removes nothing, so a full
+    stream drops its oldest answers; gateways accept no further requests long before.
+    """
+    name, subject = answers_stream_name(tenant), subjects.answers_of(tenant)
+    config = _records(name, subject, ANSWERS_BYTES, ANSWERS_SECONDS)
     config.duplicate_window = _LEAST_DUPLICATE_WINDOW
     return config
 

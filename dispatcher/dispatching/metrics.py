@@ -1,5 +1,7 @@
 """Prometheus metrics of the queue, of dispatches and of what the dispatcher mends."""
 
+from collections.abc import Mapping
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from dispatcher.dispatching.model_state import ModelState
@@ -13,6 +15,11 @@ QUEUE_SECONDS = Histogram(
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
 )
 QUEUED = Gauge("millstream_dispatcher_queued_requests", "Queued requests.", ["model", "priority"])
+SUBMISSIONS = Gauge(
+    "millstream_dispatcher_waiting_submissions",
+    "Submissions over NATS that no gateway has accepted yet.",
+    ["model", "priority"],
+)
 QUEUED_TOKENS = Gauge(
     "millstream_dispatcher_queued_tokens", "Reserved tokens queued.", ["model", "priority"]
 )
@@ -111,6 +118,13 @@ def observe_queue(state: ModelState, pressure: Pressure) -> None:
         WAIT.labels(model, priority).set(wait or 0.0)
     IN_FLIGHT.labels(model).set(len(state.in_flight))
     WORKERS.labels(model).set(pressure.workers)
+
+
+def observe_submissions(model: str, submissions: Mapping[tuple[str, Priority], int]) -> None:
+    """Set the gauges of a model's waiting submissions, which are given by tenant and priority."""
+    for priority in Priority:
+        waiting = sum(count for (_, each), count in submissions.items() if each is priority)
+        SUBMISSIONS.labels(model, priority.value).set(waiting)
 
 
 def observe_oldest(state: ModelState, now: float) -> None:

@@ -1,6 +1,7 @@
 """Ends requests that no worker will end: a terminal in the token log, a ledger record, the ack."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -15,7 +16,7 @@ from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord
 from streams.records import attempt_history
 from streams.records.attempt_history import AttemptHistory
-from streams.records.jobs.job_item import JobItem
+from streams.records.stored_ends import stored_end_of
 from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
 
@@ -117,19 +118,22 @@ async def write_terminal(
     `StoreRefused` if it refuses.
     """
     address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
-    log, ended_here = TokenLog(broker, address, shards), False
-    item = JobItem(broker, envelope, envelope.item) if envelope.item else None
+    log, ended_here = TokenLog(broker, address, shards, encoding=envelope.encoding), False
+    stored_end = stored_end_of(broker, envelope)
     while True:
         contents = await log.read()
         terminal = contents.terminal
-        if item and not contents.records:  # the log was perhaps removed behind the result
-            terminal = await item.read_end()
+        stored = await stored_end.read_end() if stored_end and terminal is None else None
+        if envelope.item and not contents.records:  # perhaps removed behind the result
+            terminal = stored
         if terminal is not None:
             break
         now_ms, generated = broker.clock.now_ms(), contents.generated_tokens
-        end = _terminal_record(envelope, outcome, message, generated, now_ms)
-        if item:
-            await item.store_result(log.cache.records, end)
+        end: Mapping[str, Any] = stored or _terminal_record(
+            envelope, outcome, message, generated, now_ms
+        )
+        if stored_end:
+            end = await stored_end.store_result(log.cache.records, end)
         try:
             await log.append(end)
             ended_here = True

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dispatcher.queueing.tenant_state import TenantState
-from streams.headers import Envelope, ItemRef
+from streams.headers import AnswerRef, Envelope, ItemRef
+from streams.messages import Encoding
 from streams.subjects import Priority
 
 _Entry = tuple[float, str]  # a tenant's counter and its name
@@ -24,8 +25,8 @@ class QueuedRequest:
 
     `seq` and `reply` are its sequence and its acknowledgement subject in the stream REQUESTS.
     `cost` is its reserved tokens: the prompt plus the most that it may generate. `route` says where
-    its replies go, and `account` where its use is counted. `goal_ms`, `key`, `user`, `price`
-    and `item` are those of its headers.
+    its replies go, and `account` where its use is counted. `goal_ms`, `key`, `user`, `price`,
+    `item`, `answer` and `encoding` are those of its headers.
     """
 
     request_id: str
@@ -47,6 +48,8 @@ class QueuedRequest:
     user: str = ""
     price: str = ""
     item: ItemRef | None = None
+    answer: AnswerRef | None = None
+    encoding: Encoding = "msgpack"
 
     @property
     def envelope(self) -> Envelope:
@@ -67,6 +70,8 @@ class QueuedRequest:
             user=self.user,
             price=self.price,
             item=self.item,
+            answer=self.answer,
+            encoding=self.encoding,
         )
 
 

@@ -2,7 +2,8 @@
 
 offload_thread     parses and hashes large bodies in a thread
 client_requests    submits what comes over HTTP or a WebSocket, and subscribes to its replies
-producer_requests  submits what producers publish to NATS
+producer_requests  submits what producers publish to NATS; `answer_space` has room for their durable
+                   answers, and `log_copy` repeats replies for another route
 submitter          the one way in for both: claims the idempotency key, sheds load, reserves quotas,
                    and enqueues
 idempotency        finds the request that a key stands for

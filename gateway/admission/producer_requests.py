@@ -1,15 +1,38 @@
 """Producer requests: submits what producers publish to NATS, with replies on a route of theirs."""
 
+from dataclasses import dataclass
+
 from api.submission.validation import ValidatedRequest
-from gateway.admission.submitter import Submitter
+from gateway.admission.answer_space import AnswerSpace
+from gateway.admission.log_copy import LogCopy
+from gateway.admission.submitter import ReplyForm, Submitter
 from gateway.replies import request_lookup
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.errors import IdempotencyConflict
+from streams.headers import AnswerRef
+from streams.messages import Encoding, Record
+from streams.records.answers.answer_records import build_answer, replies_of
+from streams.records.answers.answer_store import read_answer, store_answer
 from streams.records.token_log import Fenced, TokenLog
 from streams.subjects import LogAddress
 
 _KEY_PREFIX = "submitted\n"  # keeps producers' keys apart from those in headers and frames
+_DURABLE = "-durable"  # of the digest: a request either has a durable answer or not
+
+
+@dataclass(frozen=True)
+class ReplyWish:
+    """What a producer wants of the replies to its submission.
+
+    `key` is its own id of the request, `answer_key` the same, escaped, if it wants a durable
+    answer.
+    """
+
+    key: str
+    route: str
+    encoding: Encoding = "msgpack"
+    answer_key: str | None = None
 
 
 class ProducerRequests:
@@ -17,29 +40,60 @@ class ProducerRequests:
 
     def __init__(self, broker: Broker, submitter: Submitter, shards: int) -> None:
         self._broker, self._submitter, self._shards = broker, submitter, shards
+        self._answer_space = AnswerSpace(broker)
 
-    async def submit(self, validated: ValidatedRequest, key: str, route: str) -> None:
-        """Queue a request with replies to `route`; return once the broker has stored it.
+    async def submit(self, validated: ValidatedRequest, wish: ReplyWish) -> bool:
+        """Queue a request; return True once the broker has stored it, or its answer is repeated.
 
-        The first record of the request's log tells the producer the request id that `key`, its own
-        id, has become. Idempotent: calls with the same `key` make one request. Raises as
-        `Submitter.submit` does, and `IdempotencyConflict` if the request of `key` was made with
-        another route or another submission.
+        The first record of the request's log tells the producer the request id that its own id has
+        become. Idempotent: calls with the same id make one request. For one that was made with
+        another route, its replies are copied to this one; False means that there will be more of
+        them, so call again. What has a stored answer is answered from that. Raises as
+        `Submitter.submit` does, `StorageFull`, and `IdempotencyConflict` if the request was made
+        with another submission.
         """
         tenant, digest = validated.tenant.name, await self._submitter.compute_digest(validated)
-        claim = await self._submitter.claim(tenant, _KEY_PREFIX + key, digest)
-        request_id = claim.request_id
-        address = LogAddress(tenant, route, request_id)
+        if wish.answer_key is not None:
+            digest += _DURABLE
+            if answer := await read_answer(self._broker, tenant, wish.answer_key):
+                await self._repeat(tenant, answer, digest, wish)
+                return True
+        claim = await self._submitter.claim(tenant, _KEY_PREFIX + wish.key, digest)
+        address = LogAddress(tenant, wish.route, claim.request_id)
         if not claim.is_first:
-            await self._check_route(address)
-            if await request_lookup.is_request_known(self._broker, tenant, request_id):
-                return  # an earlier delivery got as far: only its acknowledgement was lost
-        token_log = TokenLog(self._broker, address, self._shards)
+            if (first := await self._find_log(address)) and first.route != wish.route:
+                return await self._copy(first, wish)
+            if await request_lookup.is_request_known(self._broker, tenant, claim.request_id):
+                return True  # an earlier delivery got as far: only its acknowledgement was lost
+        if wish.answer_key is not None:
+            await self._answer_space.check(tenant)
+        token_log = TokenLog(self._broker, address, self._shards, encoding=wish.encoding)
         try:
-            await token_log.append(messages.accepted_record(key, request_id))
+            await token_log.append(messages.accepted_record(wish.key, claim.request_id))
         except Fenced:
             pass  # an earlier delivery of the same submission has written it
-        await self._submitter.submit(validated, claim, route)
+        answer_ref = wish.answer_key and AnswerRef(wish.answer_key, digest)
+        form = ReplyForm(wish.encoding, answer_ref or None)
+        await self._submitter.submit(validated, claim, wish.route, form)
+        return True
+
+    async def refuse(self, tenant: str, wish: ReplyWish, request_id: str, error: Record) -> None:
+        """Answer a submission that is not accepted: with the terminal `error`, unless it has one.
+
+        `request_id` is that of its request, or a name for a submission that is none. Raises
+        `BrokerUnavailable`.
+        """
+        if wish.answer_key is not None:
+            ref, now_ms = AnswerRef(wish.answer_key, ""), self._broker.clock.now_ms()
+            answer = build_answer(ref, request_id, now_ms, [], error)
+            await store_answer(self._broker, tenant, ref.key, answer, wish.encoding)
+        address = LogAddress(tenant, wish.route, request_id)
+        token_log = TokenLog(self._broker, address, self._shards, encoding=wish.encoding)
+        try:
+            if (await token_log.read()).terminal is None:
+                await token_log.append(error | {"id": wish.key})
+        except Fenced:
+            pass  # an earlier delivery was answered already
 
     async def find_request(self, tenant: str, key: str) -> str | None:
         """Return the id of the request that a producer's `key` has become; None if there is none.
@@ -48,14 +102,32 @@ class ProducerRequests:
         """
         return await self._submitter.find_request(tenant, _KEY_PREFIX + key)
 
-    async def _check_route(self, address: LogAddress) -> None:
-        """Raise `IdempotencyConflict` if a request has its log, and its replies, elsewhere."""
-        tenant, route, request_id = address
-        stream = topology.token_stream_of(request_id, self._shards)
-        pattern = subjects.log_on_any_route(tenant, request_id, self._shards)
-        subject = await self._broker.find_subject(stream, pattern)
-        if subject and (first := subjects.parse_log(subject).route) != route:
+    async def _repeat(self, tenant: str, answer: Record, digest: str, wish: ReplyWish) -> None:
+        """Send the replies that a stored answer stands for, unless the route has had them."""
+        if answer["digest"] not in (digest, ""):
             raise IdempotencyConflict(
-                f"this Nats-Msg-Id is that of the request {request_id}, which answers on the "
-                f"route {first!r}"
+                f"under this Nats-Msg-Id the answer to another submission is stored, that of "
+                f"{answer['request_id']}"
             )
+        request = LogAddress(tenant, wish.route, answer["request_id"])
+        if await self._find_log(request, wish.route) is None:
+            copy = LogCopy(self._broker, request, wish.route, wish.encoding, self._shards)
+            await copy.extend(list(replies_of(answer)))
+
+    async def _copy(self, source: LogAddress, wish: ReplyWish) -> bool:
+        """Copy what a log has by now to another route; True if that was all of it."""
+        records = await LogCopy.read(self._broker, source, self._shards)
+        copy = LogCopy(self._broker, source, wish.route, wish.encoding, self._shards)
+        await copy.extend(records)
+        return bool(records) and records[-1]["type"] in messages.TERMINAL_TYPES
+
+    async def _find_log(self, address: LogAddress, route: str | None = None) -> LogAddress | None:
+        """Return where the log of a request is, on any route or this one; None if there is none."""
+        tenant, _, request_id = address
+        stream = topology.token_stream_of(request_id, self._shards)
+        if route is None:
+            pattern = subjects.log_on_any_route(tenant, request_id, self._shards)
+        else:
+            pattern = subjects.log(LogAddress(tenant, route, request_id), self._shards)
+        subject = await self._broker.find_subject(stream, pattern)
+        return subjects.parse_log(subject) if subject else None

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from nats.aio.msg import Msg
@@ -24,8 +24,8 @@ from streams import subjects
 from streams.broker.broker_client import Broker, PubAck
 from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import MillstreamError, Overloaded
-from streams.headers import MESSAGE_ID
-from streams.messages import Pressure
+from streams.headers import MESSAGE_ID, AnswerRef
+from streams.messages import Encoding, Pressure
 from streams.records import request_queue
 from streams.subjects import Lane
 
@@ -46,6 +46,17 @@ class RequestClaim:
     request_id: str
     key: str | None = None
     is_first: bool = True
+
+
+@dataclass(frozen=True)
+class ReplyForm:
+    """The form of a request's replies: their encoding, and the durable answer, if one is wanted."""
+
+    encoding: Encoding = "msgpack"
+    answer: AnswerRef | None = None
+
+
+_PLAIN_REPLIES = ReplyForm()
 
 
 class SubmitOutcome(Enum):
@@ -121,15 +132,19 @@ class Submitter:
         return await self._idempotency.find(tenant, key)
 
     async def submit(
-        self, validated: ValidatedRequest, claim: RequestClaim, route: str
+        self,
+        validated: ValidatedRequest,
+        claim: RequestClaim,
+        route: str,
+        form: ReplyForm = _PLAIN_REPLIES,
     ) -> SubmitOutcome:
         """Queue a request under its claimed id; return once the broker has stored it.
 
-        The replies go to `route`. Raises the `Refused` that says why the request is not accepted:
-        all are refused while a stream is unusable, since an accepted one might never end. After a
-        `BrokerUnavailable` or a cancellation the request may have been stored. A request that stays
-        out gives its reserved quotas back; one of which it is unknown no longer counts as open, and
-        the rest of its reservation ends with it, or expires.
+        The replies go to `route`, in their form. Raises the `Refused` that says why the request is
+        not accepted: all are refused while a stream is unusable, since an accepted one might never
+        end. After a `BrokerUnavailable` or a cancellation the request may have been stored. A
+        request that stays out gives its reserved quotas back; one of which it is unknown no longer
+        counts as open, and the rest of its reservation ends with it, or expires.
         """
         if self._streams.unusable:
             raise Overloaded(_UNUSABLE, _UNUSABLE_RETRY_SECONDS)
@@ -142,7 +157,9 @@ class Submitter:
             validated.tenant, claim.request_id, validated.amounts, expiry_seconds
         )
         try:
-            stored = await self._enqueue(validated, claim.request_id, route, wait, reservation)
+            stored = await self._enqueue(
+                validated, claim.request_id, route, wait, reservation, form
+            )
         except BaseException as error:
             if reservation:
                 is_out = isinstance(error, MillstreamError) and not error.may_have_succeeded
@@ -161,13 +178,18 @@ class Submitter:
         route: str,
         wait: float | None,
         reservation: Reservation | None,
+        form: ReplyForm,
     ) -> PubAck:
         """Publish the request to its lane; the broker recognises a request id that it has already.
 
         A tenant's limit below the stream's own is checked here, one request of the lane at a time.
         """
         clock, counted = self._broker.clock, reservation or self.quotas.find(request_id)
-        envelope = validated.build_envelope(request_id, route, counted, wait, clock.now_ms())
+        envelope = replace(
+            validated.build_envelope(request_id, route, counted, wait, clock.now_ms()),
+            encoding=form.encoding,
+            answer=form.answer,
+        )
         headers = envelope.to_headers() | {MESSAGE_ID: request_id}
         payload, lane, limit = validated.packed.payload, validated.lane, validated.tenant.max_queued
         if limit >= self._streams.lane_limit:

@@ -9,13 +9,15 @@ that never can be is answered with an error, on the route `none` if it names no 
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from email.message import Message
 
 import structlog
 
-from api.schemas.parsing import Encoding, decode, parse_submission
+from api.schemas.parsing import decode, parse_submission
 from api.schemas.websocket_frames import SubmissionBody
 from api.submission.submission_record import Submission
+from gateway.admission.producer_requests import ReplyWish
 from gateway.context import GatewayContext
 from streams import messages, subjects, topology
 from streams.broker import declaration
@@ -31,15 +33,16 @@ from streams.errors import (
     QuotaSpent,
     Refused,
 )
-from streams.headers import CONTENT_TYPE, MESSAGE_ID, ROUTE
-from streams.records.token_log import Fenced, TokenLog
-from streams.subjects import Lane, LogAddress
+from streams.headers import ACCEPT, ANSWER, CONTENT_TYPE, MESSAGE_ID, ROUTE
+from streams.messages import Encoding
+from streams.subjects import Lane
 
 log = structlog.get_logger()
 
 MAX_CONCURRENT = 64  # submissions of one tenant that this gateway processes at once
-DEFAULT_ROUTE = "none"
+DEFAULT_ROUTE, DURABLE = "none", "durable"
 _RETRY_SECONDS = 1.0
+COPY_SECONDS = 0.5  # between two looks at a log that is copied to another route
 _FIRST_DECLARE_SECONDS, _MAX_DECLARE_SECONDS = 1.0, 60.0  # between two refused declarations
 _CHARSETS = ("", "utf-8", "utf8", "us-ascii")
 _ENCODINGS: Mapping[str, Encoding] = {
@@ -123,7 +126,7 @@ class NatsIngress:
         Raises `BrokerUnavailable`.
         """
         try:
-            await self._submit(delivery)
+            return await self._submit(delivery)
         except QuotaSpent as refusal:  # the producer should learn of it now, not tomorrow
             await self._refuse(delivery, refusal)
         except Refused as refusal:
@@ -136,17 +139,21 @@ class NatsIngress:
             await self._refuse(delivery, MillstreamError("the gateway failed; its log says why"))
         return True
 
-    async def _submit(self, delivery: Delivery) -> None:
+    async def _submit(self, delivery: Delivery) -> bool:
+        """Submit a delivery and acknowledge it; False if more is to be copied for it later."""
         tenant = self._context.tenants.get(self._tenant)
         if tenant is None:
             raise Forbidden(f"the tenant {self._tenant!r} is gone")
         submission = await self._context.offload_thread.run(
             len(delivery.data), _to_submission, delivery
         )
-        route = _reply_route(delivery)
+        wish = _parse_wish(delivery)
         (validated,) = await self._context.validator.validate(tenant, submission)
-        await self._context.producer_requests.submit(validated, _idempotency_key(delivery), route)
-        await delivery.ack()
+        if await self._context.producer_requests.submit(validated, wish):
+            await delivery.ack()
+            return True
+        await delivery.nak(COPY_SECONDS)
+        return False
 
     async def _redeliver_later(self, delivery: Delivery, refusal: Refused) -> None:
         """Leave a submission in the stream for a while, where waiting is durable.
@@ -182,22 +189,15 @@ class NatsIngress:
         self._context.refusals.count(self._tenant, error.code, model, priority)
 
     async def _append_error(self, delivery: Delivery, error: MillstreamError) -> None:
-        try:
-            route = _reply_route(delivery)
-        except BadRequest:
-            route = DEFAULT_ROUTE
-        key, request_id = _idempotency_key(delivery), None
-        if not isinstance(error, IdempotencyConflict):  # else the request is not this submission's
-            # Where there is one `accepted` was said already
-            request_id = await self._context.producer_requests.find_request(self._tenant, key)
-        address = LogAddress(self._tenant, route, request_id or f"refused-{delivery.seq}")
-        token_log = TokenLog(self._context.broker, address, self._context.settings.shards)
+        wish, request_id = _guess_wish(delivery), None
+        if isinstance(error, IdempotencyConflict):  # the request, and its answer, are another's
+            wish = replace(wish, answer_key=None)
+        else:  # where there is a request `accepted` was said already
+            request_id = await self._context.producer_requests.find_request(self._tenant, wish.key)
         terminal = messages.error_record(error.code, error.message, messages.openai_usage(0, 0))
-        try:
-            if (await token_log.read()).terminal is None:
-                await token_log.append(terminal | {"id": key})
-        except Fenced:
-            pass  # an earlier delivery was answered already
+        await self._context.producer_requests.refuse(
+            self._tenant, wish, request_id or f"refused-{delivery.seq}", terminal
+        )
 
 
 def _to_submission(delivery: Delivery) -> Submission:
@@ -233,6 +233,51 @@ def _parse_lane(subject: str) -> Lane:
 def _idempotency_key(delivery: Delivery) -> str:
     """The producer's own id of the submission, or else its sequence in the stream."""
     return delivery.headers.get(MESSAGE_ID) or f"sequence-{delivery.seq}"
+
+
+def _parse_wish(delivery: Delivery) -> ReplyWish:
+    """What a submission's headers ask of its replies; raises `BadRequest` for wrong ones."""
+    return ReplyWish(
+        _idempotency_key(delivery),
+        _reply_route(delivery),
+        _reply_encoding(delivery),
+        _answer_key(delivery),
+    )
+
+
+def _guess_wish(delivery: Delivery) -> ReplyWish:
+    """What can be told of it if the headers are perhaps what is wrong: where it is, the default."""
+    wish = ReplyWish(_idempotency_key(delivery), DEFAULT_ROUTE)
+    with suppress(BadRequest):
+        wish = replace(wish, route=_reply_route(delivery))
+    with suppress(BadRequest):
+        wish = replace(wish, encoding=_reply_encoding(delivery))
+    with suppress(BadRequest):
+        wish = replace(wish, answer_key=_answer_key(delivery))
+    return wish
+
+
+def _reply_encoding(delivery: Delivery) -> Encoding:
+    """The encoding that the header `Accept` names; msgpack without one."""
+    accepted = delivery.headers.get(ACCEPT, "*/*").partition(";")[0].strip().lower()
+    if accepted != "*/*" and accepted not in _ENCODINGS:
+        raise BadRequest(f"{ACCEPT} {accepted!r} must be one of: {', '.join(_ENCODINGS)}", ACCEPT)
+    return _ENCODINGS.get(accepted, "msgpack")
+
+
+def _answer_key(delivery: Delivery) -> str | None:
+    """The producer's id, escaped, if it wants a durable answer under that; None if not."""
+    told = delivery.headers.get(ANSWER)
+    if told is None:
+        return None
+    if told != DURABLE:
+        raise BadRequest(f"{ANSWER} {told!r} must be {DURABLE!r}", ANSWER)
+    if MESSAGE_ID not in delivery.headers:
+        raise BadRequest(f"a durable answer is found by {MESSAGE_ID}, which is missing", ANSWER)
+    try:
+        return subjects.escape(delivery.headers[MESSAGE_ID])
+    except subjects.InvalidToken as error:
+        raise BadRequest(str(error), MESSAGE_ID) from None
 
 
 def _reply_route(delivery: Delivery) -> str:

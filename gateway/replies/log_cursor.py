@@ -43,7 +43,7 @@ class LogCursor:
         output between it and what the reader has had is missing.
         """
         self.last_seq, self.last_data = seq, data
-        record: Record = messages.unpack(data)
+        record: Record = messages.unpack_record(data)
         kind = record["type"]
         if kind == "chunk" or kind == "result":
             return self._advance_output(record)

@@ -20,6 +20,7 @@ from streams.errors import (
     MillstreamError,
     PayloadTooLarge,
 )
+from streams.headers import ACCEPT
 from streams.records.token_log import read_log_begin
 from streams.records.token_log_cache import MAX_PAGE_RECORDS
 from streams.subjects import InvalidToken, LogAddress
@@ -31,6 +32,7 @@ QUEUE = "gateways"
 # an answer would be taken for something else, with this gateway's rights
 _REPLIES = ("_R_.", "_INBOX.")
 _MAX_QUESTION_BYTES = 256
+_JSON = "application/json"
 _SEQUENCES = range(2**63)
 
 
@@ -40,7 +42,8 @@ class StoredRecords:
     A question is empty or `{"after": <sequence>}`. The answer is a msgpack map: `records`, each as
     a pair of stored sequence and packed record, in order, at most 200 and about 256 KiB; and
     `remaining`, how many more follow. Of a question that cannot be answered it is `error`, with
-    `code` and `message`. Whoever may ask on a subject gets the records of that log alone: the
+    `code` and `message`. A question with the header `Accept: application/json` is answered in JSON,
+    with records as maps. Whoever may ask on a subject gets the records of that log alone: the
     broker's rights say whose those are. A gateway reads one log at a time, and answers no question
     whose reply subject is not an inbox.
     """
@@ -55,9 +58,10 @@ class StoredRecords:
     async def _on_question(self, msg: Msg) -> None:
         if not msg.reply.startswith(_REPLIES):
             return
-        answer = messages.pack(await self._answer(msg))
+        pack = _pack_json if (msg.headers or {}).get(ACCEPT) == _JSON else messages.pack
+        answer = pack(await self._answer(msg))
         if len(answer) > self._broker.max_payload:  # a record of nearly that size, alone
-            answer = messages.pack(_refusal(PayloadTooLarge(len(answer), self._broker.max_payload)))
+            answer = pack(_refusal(PayloadTooLarge(len(answer), self._broker.max_payload)))
         try:
             await self._broker.publish(msg.reply, answer)
         except BrokerUnavailable as error:
@@ -103,6 +107,15 @@ def _parse_after(payload: bytes) -> int:
     if type(after) is not int or after not in _SEQUENCES:
         raise BadRequest('the question is no map with a sequence of 0 or more, {"after": 0}')
     return after
+
+
+def _pack_json(answer: dict[str, Any]) -> bytes:
+    """Encode an answer as JSON, with its records as maps."""
+    records = [
+        [seq, orjson.Fragment(messages.pack_record(messages.unpack_record(data), "json"))]
+        for seq, data in answer.get("records", ())
+    ]
+    return orjson.dumps(answer | ({"records": records} if "records" in answer else {}))
 
 
 def _refusal(error: MillstreamError) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class WorkerReplay:
         assert source.subject  # found by the caller
         query: dict[str, int | str] = {"next_by_subj": source.subject, "seq": 1}
         found = await self._broker.read(source.stream, query)
-        first = messages.unpack(found[0].data) if found else {}
+        first = messages.unpack_record(found[0].data) if found else {}
         if "index" in first:
             return subjects.WRITTEN_BY_ANY
         return subjects.written(first["worker"]) if "worker" in first else ""

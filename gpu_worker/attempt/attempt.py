@@ -5,7 +5,6 @@ import time
 from asyncio import Event
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -30,11 +29,18 @@ from streams.broker.pull_loop import Delivery
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
 from streams.ledger_records import build_ledger_record
-from streams.messages import LedgerRecord, Request, TokenUsage
+from streams.messages import LedgerRecord, Record, Request, TokenUsage
 from streams.records import dead_letters
 from streams.records.attempt_history import AttemptHistory, NoteKind
 from streams.records.jobs.job_item import JobItem
-from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
+from streams.records.stored_ends import stored_end_of
+from streams.records.token_log import (
+    Fenced,
+    LogContents,
+    TokenLog,
+    never_settled,
+    write_ledger_record,
+)
 from streams.records.token_log_cache import RecordPage, RecordsQuery
 from streams.subjects import LogAddress, Priority
 
@@ -73,11 +79,14 @@ class Attempt:
         self._broker, self._engine_holder = broker, engine_holder
         self._identity, self._finished_logs, self._meter = identity, finished_logs, meter
         address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
-        self._item = JobItem(broker, envelope, envelope.item) if envelope.item else None
+        self._stored_end = stored_end_of(broker, envelope)
         # The log of a line is read by nobody, and removed behind its result
         self._is_line = subjects.is_line(envelope.request_id)
-        is_settled = (self._item.is_settled,) if self._item and self._is_line else ()
-        self._token_log = TokenLog(broker, address, identity.shards, *is_settled)
+        item = envelope.item if self._is_line else None
+        is_settled = JobItem(broker, envelope, item).is_settled if item else never_settled
+        self._token_log = TokenLog(
+            broker, address, identity.shards, is_settled, encoding=envelope.encoding
+        )
         self._poison_guard = PoisonGuard(broker, address, identity.worker, start_quarantine)
         # Recorded for this attempt if it does not end the request
         self._outcome: tuple[NoteKind, str] = ("released", "")
@@ -245,17 +254,17 @@ class Attempt:
     async def _serve(self) -> FinishedRequest | None:
         """Claim the log and run the request; None if another attempt has ended or will end it."""
         identity = self._identity
-        end = await self._item.read_end() if self._item and self._is_redelivered else None
-        if end and self._is_line:
+        if self._is_line and (end := await self._read_stored_end()):
             await write_ledger_record(self._broker, self._ledger_record(end, attempts=1))
             return None
         before = await self._token_log.claim(identity.model, identity.version, identity.worker)
         self._number = before.attempts + 1
-        if end and before.terminal is None:  # the worker died between result and terminal
-            await self._token_log.append(end)
-            before = replace(before, records=[*before.records, end])
         if before.terminal is not None:
             await self._repeat_ledger_record(before)
+            return None
+        if end := await self._read_stored_end():  # only what follows it is missing
+            await self._token_log.append(end)
+            await write_ledger_record(self._broker, self._ledger_record(end, self._number))
             return None
         kept = LogContents() if before.is_truncated else before
         self._tokens, self._rows, self._characters = len(kept.tokens), kept.rows, len(kept.text)
@@ -270,9 +279,11 @@ class Attempt:
             await self._start_in_turn(kept)
             return await self._store_outputs()
 
-    @property
-    def _is_redelivered(self) -> bool:
-        return self.delivery.num_delivered > 1
+    async def _read_stored_end(self) -> Record | None:
+        """The terminal that an earlier delivery of the work has stored; None if there is none."""
+        if self._stored_end is None or self.delivery.num_delivered == 1:
+            return None
+        return await self._stored_end.read_end()
 
     async def _wait_for_last_worker(self, before: LogContents) -> None:
         """Wait for the last attempt's worker to report, if its silence alone makes this poison.
@@ -446,14 +457,17 @@ class Attempt:
         """Store the terminal and the ledger record, and a dead letter first if it is exhausted."""
         timing = self._timer.stage_durations(self.envelope)
         failures = len(self._final_history.failures)
-        terminal = build_terminal(end, self._stop_reason, self._usage(end), timing, failures)
+        terminal: Mapping[str, Any] = build_terminal(
+            end, self._stop_reason, self._usage(end), timing, failures
+        )
         if terminal.get("code") == StopReason.EXHAUSTED.value:
             await dead_letters.store_dead_letter(
                 self._broker, self.delivery, self.envelope, terminal["code"], self._final_history
             )
+        if self._stored_end:
+            stored = self._token_log.cache.records
+            terminal = await self._stored_end.store_result(stored, terminal)
         record = self._ledger_record(terminal, self._number)
-        if self._item:
-            await self._item.store_result(self._token_log.cache.records, terminal)
         await self._token_log.append(terminal)
         if not self._is_line:
             self._finished_logs.add(self._token_log.to_finished(), time.monotonic())

@@ -62,9 +62,15 @@ def _explain_queued(facts: Facts) -> list[str]:
 def _explain_tenant_at_model(facts: Facts) -> list[str]:
     queued = sum(facts["queued"].values())
     waits = facts["estimated_wait_seconds"]
+    submitted = sum(facts["submissions"].values())
     return [
         f"Tenant {facts['tenant']} at {facts['model']}: {_format_requests(queued)} queued,"
         f" {facts['in_flight']} in flight ({facts['in_flight_tokens']:,} tokens reserved).",
+        *(
+            [f"{_format_requests(submitted)} submitted over NATS and not accepted yet."]
+            if submitted
+            else []
+        ),
         f"It has used {_format_share(facts['times_its_share'])} in the last minute"
         f" (weight {facts['weight']:g}, counter {facts['counter']:,.0f}).",
         "A new request would wait "

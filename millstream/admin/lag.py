@@ -143,7 +143,7 @@ def _lane_table(lanes: list[LagReport]) -> FittedTable:
             lane["tenant"],
             lane["model"],
             lane["priority"],
-            f"{lane['queued']:,}",
+            _format_queued(lane),
             f"{lane['tokens']:,}",
             _format_seconds(lane["oldest_age_seconds"]),
             f"{lane['in_flight']:,}",
@@ -152,6 +152,12 @@ def _lane_table(lanes: list[LagReport]) -> FittedTable:
         for lane in lanes
     ]
     return FittedTable(_LANE_COLUMNS, rows, "Lanes")
+
+
+def _format_queued(lane: LagReport) -> str:
+    """The queued requests, and behind a plus the submissions that are not accepted yet."""
+    submitted = lane["submissions"]
+    return f"{lane['queued']:,}" + (f" +{submitted:,}" if submitted else "")
 
 
 def _worker_table(workers: list[LagReport]) -> FittedTable:

@@ -13,6 +13,7 @@ from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.records import token_log
 
+_PRESENCE = ("submissions", "queued", "in_flight")  # a tenant is at a model with any of them
 _PAGE_RECORDS = 1000  # ledger records per read
 Facts = dict[str, Any]
 
@@ -47,7 +48,7 @@ async def collect_facts(broker: Broker, models: list[str], settings: WhySettings
         assert settings.request_id
         return await _request_facts(broker, models, settings.request_id, settings.shards)
     reports = await _ask_dispatchers(broker, models, {"tenant": settings.tenant})
-    busy = [each for each in reports if each["queued"] or each["in_flight"]]
+    busy = [each for each in reports if any(each[name] for name in _PRESENCE)]
     if not busy and not await _is_tenant(broker, settings.tenant):
         return {"tenant": settings.tenant, "state": "unknown", "models": []}
     return {"tenant": settings.tenant, "models": busy or reports}

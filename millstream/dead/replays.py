@@ -110,7 +110,8 @@ async def _enqueue(broker: Broker, letter: DeadLetter, envelope: Envelope, recor
 def _as_new_request(envelope: Envelope, record: Replay) -> Envelope:
     """The envelope of a request accepted now, with equal time to its deadline and no reservation.
 
-    No gateway has reserved quota for it, so its account is empty.
+    No gateway has reserved quota for it, so its account is empty. A producer
+    has its durable answer already, that it failed.
     """
     return replace(
         envelope,
@@ -121,6 +122,7 @@ def _as_new_request(envelope: Envelope, record: Replay) -> Envelope:
         account="",
         priority="",
         estimated_wait_ms=None,
+        answer=None,
     )
 
 

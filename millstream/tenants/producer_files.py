@@ -13,7 +13,7 @@ from streams.errors import MillstreamError
 _CONSTANT = re.compile(
     r'^(?P<begin>(?:const )?(?P<name>[A-Z]+) = )(?P<value>"[^"]*")', re.MULTILINE
 )
-EXAMPLES = ("producer.py", "producer.mjs", "package.json")
+EXAMPLES = ("producer.py", "producer.mjs", "durable.py", "durable.mjs", "package.json")
 
 
 class ProducerFilesNotWritten(MillstreamError):

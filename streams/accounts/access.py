@@ -20,7 +20,6 @@ from streams.accounts.rights import (
     STORES,
     BrokerAccount,
     Right,
-    fill,
 )
 from streams.topology import Scale
 
@@ -43,6 +42,8 @@ CONTROL_STREAMS = frozenset(
 )
 # Of a call of the JetStream API: two words, or three, and then the name of a stream
 _CALLED = re.compile(r"[A-Z]+\.(?:(?:MSG|DURABLE|LEADER|PEER)\.)?[A-Z]+\.(?P<stream>[^.]+)")
+_TENANT_STATES = f"{BrokerAccount.WORK}.TENANTS.STREAM.INFO."
+_ANSWERS_API = "ANSWERS.API."
 _SHARD = re.compile(rf"^{subjects.PREFIX}\.token\.\w+\.")
 
 
@@ -99,6 +100,17 @@ def api_subject(user_class: UserClass | None, call: str) -> str:
     return f"{api_prefix(user_class, found['stream'] if found else topology.REQUESTS)}.{call}"
 
 
+def tenant_state_subject(user_class: UserClass | None, stream: str) -> str:
+    """Return the subject for asking for the state of a stream of one tenant.
+
+    It has a name of its own, since a pattern for all such streams would fit those of the other
+    store, too, and both stores would answer.
+    """
+    if user_class in (None, UserClass.ADMIN):
+        return api_subject(user_class, f"STREAM.INFO.{stream}")
+    return f"{_TENANT_STATES}{stream}"
+
+
 @cache
 def _subjects_by_stream(shards: int) -> dict[str, tuple[str, ...]]:
     """The subjects that each stream stores, all shards of the token logs under one."""
@@ -144,6 +156,39 @@ class _Rights:
     def sees(self, *streams: str) -> list[Right]:
         """Ask for streams' states, with the subjects in them."""
         return [right for each in streams for right in self.asks(each, "state", "STREAM.INFO.{}")]
+
+    def answers(self, reason: str) -> list[Right]:
+        """Store durable answers, and read one by a question that names its subject."""
+        store, stored = BrokerAccount.WORK, subjects.ALL_ANSWERS
+        return self.publishes(store, reason, stored, f"{JETSTREAM_API}DIRECT.GET.*.{stored}")
+
+    def reads_answers(self) -> list[Right]:
+        """Read and remove one's own durable answers.
+
+        The calls have names of their own, since the tenant's account would answer, too, that it has
+        no JetStream.
+        """
+        stream, store = f"{topology.ANSWERS}{{tenant}}", BrokerAccount.WORK
+        calls = (
+            f"DIRECT.GET.{stream}",
+            f"DIRECT.GET.{stream}.{subjects.PREFIX}.answer.{{tenant}}.>",
+            f"STREAM.PURGE.{stream}",
+        )
+        return [
+            Right(
+                "publish",
+                store,
+                f"{JETSTREAM_API}{call}",
+                "durable answers",
+                f"{_ANSWERS_API}{call}",
+            )
+            for call in calls
+        ]
+
+    def sees_tenants(self, reason: str) -> list[Right]:
+        """Ask for the states of streams of single tenants, whose names no pattern can tell."""
+        subject, local = f"{JETSTREAM_API}STREAM.INFO.*", f"{_TENANT_STATES}*"
+        return [Right("publish", BrokerAccount.WORK, subject, reason, local)]
 
     def views(self, *buckets: str) -> list[Right]:
         """Follow a bucket: read it, and hear its changes."""
@@ -226,6 +271,8 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.sees(*_subjects_by_stream(make.shards)),
         *make.views(REGISTRY, TENANTS, KEYS, PRICES),
         *make.sums_usage(),
+        *make.sees_tenants("room for durable answers"),
+        *make.answers("refuse or repeat a submission"),
         *make.pulls("*", topology.INGRESS_CONSUMER, "infer.submit.*.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.*.>"),
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
@@ -258,6 +305,8 @@ def _dispatcher(make: _Rights) -> list[Right]:
         *make.reads(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.sees(topology.REQUESTS, topology.WORK, topology.USAGE, topology.DEAD),
         *make.sees(topology.ATTEMPTS, *make.logs()),
+        *make.sees_tenants("what producers have submitted"),
+        *make.answers("end a request"),
         *make.sees(topology.LEDGER, topology.CHECKPOINTS, LEASES),
         *make.asks(topology.REQUESTS, "read", "STREAM.MSG.GET.{}", "CONSUMER.NAMES.{}"),
         *make.asks(topology.WORK, "read", "STREAM.MSG.GET.{}"),
@@ -329,6 +378,7 @@ def _worker(make: _Rights) -> list[Right]:
         *make.writes(topology.DEAD, "dead letters", "infer.dead.*.{model}"),
         *make.writes(topology.RESULTS, "results of batches"),
         *make.reads(topology.RESULTS),
+        *make.answers("end a request"),
         *make.reads(topology.ATTEMPTS, *make.logs()),
         *make.pulls(topology.WORK, "{consumer}", "infer.work.{pool}.*.*"),
         *make.views(REGISTRY),
@@ -412,6 +462,7 @@ def _tenant(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
         *make.publishes(BrokerAccount.SERVICES, "missed replies", "infer.records.{tenant}.*.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.>"),
+        *make.reads_answers(),
     ]
 
 
@@ -462,7 +513,7 @@ def tenant_permissions(tenant: str) -> Permissions:
     Their inboxes are their clients' usual ones, since nobody else is in the account.
     """
     rights = rights_of(UserClass.TENANT)
-    found = [(r.action, fill(r.subject, {"tenant": [tenant]})[0]) for r in rights]
+    found = [(r.action, r.seen_by(tenant)) for r in rights]
     return _permissions(UserClass.TENANT, found, "_INBOX.>")
 
 

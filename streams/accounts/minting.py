@@ -81,7 +81,12 @@ class Mint:
         )
         token = encode(activation, self.accounts[right.owner])
         return import_claims(
-            owner.public, subject, kind, token, right.local, tells_user=right.tells_user
+            owner.public,
+            subject,
+            kind,
+            token,
+            right.imported_as(tenant),
+            tells_user=right.tells_user,
         )
 
 

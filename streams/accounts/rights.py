@@ -125,6 +125,17 @@ class Right:
         """The subject as a role has it, for servers to fill in from a user's tags."""
         return _PIN.sub(r"{{tag(\1)}}", self._seen)
 
+    def seen_by(self, tenant: str) -> str:
+        """The subject as the users of one tenant name it."""
+        return fill(self._seen, {"tenant": [tenant]})[0]
+
+    def imported_as(self, tenant: str | None = None) -> str | None:
+        """The name that `imported` has in the account of these users; None if it is the same."""
+        if self.local is None:
+            return None
+        (local,) = fill(self.local, {"tenant": [tenant]} if tenant else {})
+        return widened(local) if self.action == "publish" else local
+
     @property
     def _seen(self) -> str:
         return self.local or self.subject
@@ -156,5 +167,5 @@ def widened(subject: str) -> str:
     if "*" in subject or subject.endswith(">"):
         return subject
     tokens = subject.split(".")
-    tokens[2 if subject.startswith(JETSTREAM_API) else 0] = "*"
+    tokens[2 if tokens[1] == "API" else 0] = "*"
     return ".".join(tokens)

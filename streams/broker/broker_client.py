@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import nats.errors
 import orjson
@@ -19,7 +19,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from streams import subjects, topology
-from streams.accounts.access import UserClass, api_subject
+from streams.accounts.access import UserClass, api_subject, tenant_state_subject
 from streams.broker import clock_sync
 from streams.broker.cluster_clock import ClockSample, ClusterClock
 from streams.broker.countdown import Countdown, running_timeout
@@ -105,6 +105,25 @@ class Broker(ReconnectingClient):
         A call is such as `STREAM.INFO.WORK`.
         """
         return api_subject(self._user_class, call)
+
+    async def read_tenant_stream(self, stream: str, subject: str) -> dict[str, Any] | None:
+        """Return the state of a stream of one tenant, as JetStream tells it; None if there is none.
+
+        Its `subjects` counts the messages on those that match the filter `subject`. Raises
+        `BrokerUnavailable` if no answer comes.
+        """
+        question = orjson.dumps({"subjects_filter": subject})
+        asked = tenant_state_subject(self._user_class, stream)
+        answer = await self.request(asked, question, STORE_SECONDS)
+        if answer is None:
+            raise BrokerUnavailable(f"no answer when asking for the state of {stream}")
+        found = orjson.loads(answer)
+        if error := found.get("error"):
+            if error.get("err_code") == NO_STREAM:
+                return None
+            raise BrokerUnavailable(f"the state of {stream} is not known: {error}")
+        state: dict[str, Any] = found["state"] | {"max_bytes": found["config"]["max_bytes"]}
+        return state
 
     @property
     def max_payload(self) -> int:
@@ -328,6 +347,15 @@ class Broker(ReconnectingClient):
         """
         return (await self.read_page(stream, query)).messages
 
+    async def read_last(self, stream: str, subject: str) -> StoredMessage | None:
+        """Return the last message on a subject, asked for by a question that names the subject.
+
+        Rights can be told for such questions by their subjects. None if there is none. Raises
+        `BrokerUnavailable` if no replica answers.
+        """
+        page = await self._read(f"DIRECT.GET.{stream}.{subject}", b"", batched=False)
+        return page.messages[0] if page.messages else None
+
     async def read_page(self, stream: str, query: Mapping[str, int | str]) -> MessagePage:
         """Do as `read`, and also return how many more messages match after those returned.
 
@@ -335,13 +363,15 @@ class Broker(ReconnectingClient):
         five times with short timeouts, so that a frozen replica is not waited for. Raises
         `BrokerUnavailable` if there is no answer after 2.5 s.
         """
-        subject, payload = self.api_subject(f"DIRECT.GET.{stream}"), orjson.dumps(dict(query))
+        payload = orjson.dumps(dict(query))
+        return await self._read(f"DIRECT.GET.{stream}", payload, batched="batch" in query)
+
+    async def _read(self, call: str, payload: bytes, *, batched: bool) -> MessagePage:
+        subject = self.api_subject(call)
         for seconds in _READ_SECONDS:
             try:
                 async with running_timeout(seconds):
-                    return await self._await_response(
-                        PendingRead("batch" in query), subject, payload
-                    )
+                    return await self._await_response(PendingRead(batched), subject, payload)
             except TimeoutError:
                 continue
         raise BrokerUnavailable(f"NATS did not answer in {sum(_READ_SECONDS):g} s")

@@ -315,6 +315,14 @@ async def _list_names_page(
     return list(parsed.get(kind) or ())
 
 
+async def delete_if_empty(broker: Broker, stream: str) -> None:
+    """Delete a stream in which nothing is stored; raises `BrokerUnavailable`."""
+    with explaining_refusals(StreamConfig(name=stream)):
+        if not (await stream_info(broker, stream)).state.messages:
+            await broker.js.delete_stream(stream)
+            log.info("stream_deleted", stream=stream)
+
+
 async def remove_if_empty(broker: Broker, stream: str, closed_subject: str) -> None:
     """Delete a stream in which nothing is stored; one that holds something stays, with a warning.
 

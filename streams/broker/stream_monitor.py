@@ -56,7 +56,7 @@ class StreamMonitor:
                 log.warning("stream_replaced", stream=stream)
                 self.on_replaced(stream)
         # A tenant's own stream is needed by nobody else
-        unusable = {s: r for s, r in report.unusable.items() if not topology.tenant_of_ingress(s)}
+        unusable = {s: r for s, r in report.unusable.items() if not topology.is_of_tenant(s)}
         if unusable != self.unusable:
             self.unusable = unusable
             self.on_change()

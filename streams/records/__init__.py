@@ -14,5 +14,7 @@ dead_letters     work that nobody could finish
 file_store       tenants' files: `file_records` in a bucket (by `cas_records`), bytes in chunks
 jobs/            batches, and the results of their lines
 webhooks/        events that tenants' own servers are told of
+answers/         durable answers to NATS producers
+stored_ends      which of both a request has; `part_messages` stores what exceeds a message
 audit_log        what operators have changed, as the lines of `audit_chain`
 """

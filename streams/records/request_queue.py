@@ -5,6 +5,8 @@ broker counts the lane first, and the publish succeeds only if no request was qu
 (compare-and-set on the lane's last sequence): exact over any number of gateways.
 """
 
+from contextlib import suppress
+
 from nats.errors import Error as NatsError
 
 from streams import subjects, topology
@@ -62,6 +64,21 @@ async def count_queued(broker: Broker, lane: Lane) -> int:
     """
     subject = subjects.request(lane)
     return (await _count_by_subject(broker, topology.REQUESTS, subject)).get(subject, 0)
+
+
+async def count_submissions(broker: Broker, tenant: str) -> dict[Lane, int]:
+    """Return how many submissions of a tenant's producers wait to be accepted, by lane.
+
+    What names no lane is left out: it will be refused. Empty if the tenant has no stream. Raises
+    `BrokerUnavailable`.
+    """
+    stream, pattern = topology.ingress_stream_name(tenant), subjects.submissions(tenant)
+    state = await broker.read_tenant_stream(stream, pattern) or {}
+    found = {}
+    for subject, count in (state.get("subjects") or {}).items():
+        with suppress(ValueError):
+            found[subjects.parse_lane(subject)] = count
+    return found
 
 
 async def list_queued_models(broker: Broker) -> set[str]:

@@ -22,7 +22,7 @@ from streams.broker.responses import MessagePage
 from streams.broker.retry import retry_for
 from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID, RESTART
-from streams.messages import LedgerRecord
+from streams.messages import Encoding, LedgerRecord
 from streams.records import usage_counters
 from streams.records.token_log_cache import TokenLogCache
 from streams.subjects import LogAddress
@@ -108,7 +108,7 @@ class LogContents:
 
 def decode_contents(stored: Sequence[StoredMessage]) -> LogContents:
     """Return the contents of a token log, given all of its stored messages in order."""
-    records = [messages.unpack(message.data) for message in skip_void(stored)]
+    records = [messages.unpack_record(message.data) for message in skip_void(stored)]
     return LogContents(records, stored[-1].seq if stored else 0)
 
 
@@ -148,7 +148,8 @@ class _LogLost(Exception):
 IsSettled = Callable[[], Awaitable[bool]]
 
 
-async def _never_settled() -> bool:
+async def never_settled() -> bool:
+    """Whether a request has a result, of requests that have none."""
     return False
 
 
@@ -158,7 +159,7 @@ class TokenLog:
     The writer calls `claim` (or `read`) first and then appends; its calls must not overlap. Each
     append succeeds only if no other writer has appended meanwhile. `shards` is the number of
     streams over which all token logs are spread. `is_settled` tells of a log that is empty whether
-    it was removed behind the request's result, and not lost.
+    it was removed behind the request's result, and not lost. `encoding` is that of the records.
     """
 
     def __init__(
@@ -166,9 +167,10 @@ class TokenLog:
         broker: Broker,
         address: LogAddress,
         shards: int,
-        is_settled: IsSettled = _never_settled,
+        is_settled: IsSettled = never_settled,
+        encoding: Encoding = "msgpack",
     ) -> None:
-        self.address = address
+        self.address, self._encoding = address, encoding
         self._broker, self._shards, self._is_settled = broker, shards, is_settled
         self._stream = topology.token_stream_of(address.request_id, shards)
         self.subject = subjects.log(address, shards)
@@ -233,7 +235,7 @@ class TokenLog:
         `BrokerUnavailable`. Raises `Fenced` if another writer has appended since. `claim` holds the
         extra headers of a record that claims the log; it is empty for all others.
         """
-        await self.append_packed([messages.pack(record)], claim)
+        await self.append_packed([messages.pack_record(record, self._encoding)], claim)
 
     def to_finished(self) -> "FinishedLog":
         """Return a copy of the log for a later `restore`; call this once the log has ended."""

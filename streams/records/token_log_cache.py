@@ -111,4 +111,4 @@ class TokenLogCache:
         return sys.maxsize
 
     def _unpack_record(self, place: int) -> dict[str, Any]:
-        return messages.unpack(self.records[place])  # type: ignore[no-any-return]
+        return messages.unpack_record(self.records[place])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream.tenants.producer_files import EXAMPLES
 from tests.support.millstream_up import MillstreamUp, run_millstream
 
 MODULES = Path(__file__).parents[2] / "build/node/node_modules"
@@ -22,12 +23,17 @@ def producer(mock_up: MillstreamUp, tmp_path_factory: pytest.TempPathFactory) ->
     done = run_millstream(*words, MILLSTREAM_DATA_DIR=home)
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout)["producer"]["files"]
-    names = {"default.creds", "producer.py", "producer.mjs", "package.json"}
+    names = {"default.creds", *EXAMPLES}
     assert {Path(each).name for each in written} == names
     secret = (directory / "default.creds").read_text()
     assert stat.S_IMODE((directory / "default.creds").stat().st_mode) == 0o600
     assert not [line for line in secret.splitlines() if len(line) > 40 and line in done.stdout]
     return directory
+
+
+def link_modules(producer: Path) -> None:
+    if not (producer / "node_modules").exists():
+        (producer / "node_modules").symlink_to(MODULES)
 
 
 def check_answer(command: list[str]) -> None:
@@ -46,8 +52,15 @@ def test_the_python_producer_prints_a_whole_answer(producer: Path) -> None:
 def test_the_javascript_producer_prints_a_whole_answer(producer: Path) -> None:
     """The same with nats.js and Node."""
     assert MODULES.is_dir(), f"there is no {MODULES}: run `make node`"
-    (producer / "node_modules").symlink_to(MODULES)
+    link_modules(producer)
     check_answer(["node", str(producer / "producer.mjs")])
+
+
+def test_durable_answers_are_read_by_both(producer: Path) -> None:
+    """With a NATS client alone: no msgpack, no consumer, no subscription."""
+    link_modules(producer)
+    check_answer([sys.executable, str(producer / "durable.py"), "python-1"])
+    check_answer(["node", str(producer / "durable.mjs"), "node-1"])
 
 
 def test_a_tenant_is_made_used_and_cut_off(mock_up: MillstreamUp, tmp_path: Path) -> None:

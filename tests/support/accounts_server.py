@@ -164,6 +164,8 @@ def _observed(mint: Mint) -> Iterator[Right]:
     """Imports of all processes, no subject twice: a store would hear what is sent twice."""
     found = dict.fromkeys(r for each in UserClass for r in rights_of(each, mint.shards))
     for right in found:
+        if right.local and "{tenant}" in right.local:
+            continue  # by a name of its own, and of a tenant
         is_repeated = right.local is None and _names_stream(right.subject)
         if not is_repeated and not any(_covers(other, right) for other in found):
             yield right

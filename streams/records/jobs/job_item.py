@@ -32,16 +32,19 @@ class JobItem:
         ref = self._ref
         return await read_result(self._broker, self._envelope.tenant, ref.job, ref.index)
 
-    async def store_result(self, packed: Iterable[bytes], terminal: Mapping[str, Any]) -> None:
+    async def store_result(
+        self, packed: Iterable[bytes], terminal: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         """Store how the line ends, given its token log's packed records. Idempotent.
 
-        Raises `BrokerUnavailable`, or `StoreRefused` if there is no room.
+        Returns the terminal. Raises `BrokerUnavailable`, or `StoreRefused` if there is no room.
         """
         result = build_result(
             self._envelope.request_id,
             self._ref.attempt,
             self._broker.clock.now_ms(),
-            [messages.unpack(each) for each in packed],
+            [messages.unpack_record(each) for each in packed],
             terminal,
         )
         await store_result(self._broker, self._envelope.tenant, self._ref, result)
+        return terminal

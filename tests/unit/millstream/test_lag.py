@@ -25,6 +25,7 @@ def lane(tenant: str, model: str) -> dict[str, Any]:
         "tenant": tenant,
         "model": model,
         "priority": "interactive",
+        "submissions": 0,
         "queued": 1000,
         "tokens": 12_345_678,
         "oldest_age_seconds": 3600.0,

@@ -91,7 +91,8 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert all(f"`{name}`" in WEBSOCKET for name in SUBPROTOCOLS)
 
 
-def test_the_producer_shown_is_the_producer_shipped() -> None:
+@pytest.mark.parametrize("example", ["producer.py", "durable.py"])
+def test_the_producer_shown_is_the_producer_shipped(example: str) -> None:
     """The example in the text is the file that a test runs."""
-    source = (ROOT / "millstream/tenants/examples/producer.py").read_text().strip()
+    source = (ROOT / "millstream/tenants/examples" / example).read_text().strip()
     assert f"```python\n{source}\n```" in (ROOT / "docs/producers.md").read_text()

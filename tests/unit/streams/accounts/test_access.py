@@ -79,6 +79,7 @@ def test_only_the_admin_service_may_ask_anything_of_the_stores() -> None:
         (UserClass.JOBS, "$JS.API.STREAM.PURGE.RESULTS"),
         (UserClass.JOBS, "$JS.API.STREAM.PURGE.TOKENS_jobs"),
         (UserClass.LEDGER, "$JS.API.STREAM.PURGE.LEDGER"),
+        (UserClass.TENANT, "$JS.API.STREAM.PURGE.ANSWERS_{tenant}"),
     }
 
 

@@ -82,6 +82,9 @@ def test_a_tenant_imports_its_own_subjects_alone(cell: CellDirectory) -> None:
         "infer.cancel.acme.*",
         "infer.reply.acme.>",
         "infer.records.acme.*.*",
+        "$JS.API.*.GET.ANSWERS_acme",
+        "$JS.API.DIRECT.GET.ANSWERS_acme.infer.answer.acme.>",
+        "$JS.API.*.PURGE.ANSWERS_acme",
     }
     for each in imports:
         activation = decode(each["token"])
