@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -41,7 +41,9 @@ class RemoteServer(Record):
     """A model server that is not part of Millstream, and how workers call it.
 
     The worker's remote engine gets these fields as its options. `api_key_variable` names the
-    worker's environment variable that holds the API key; empty if there is none.
+    worker's environment variable that holds the API key; empty if there is none. With `group_items`
+    over 1 the calls of a single-item API begin by groups, for which a request waits at most
+    `group_seconds`.
     """
 
     url: Url
@@ -51,6 +53,14 @@ class RemoteServer(Record):
     api_key_variable: str = ""
     first_seconds: float = Field(60, gt=0)
     chunk_seconds: float = Field(30, gt=0)
+    group_items: int = Field(1, ge=1)
+    group_seconds: float = Field(0.05, ge=0)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the worker's engine; those of groups only where there are any."""
+        has_groups = self.group_items > 1
+        return self.model_dump(exclude=None if has_groups else {"group_items", "group_seconds"})
 
 
 def remote_model(
@@ -78,7 +88,7 @@ def remote_model(
         directory=str(tokenizer.resolve()) if tokenizer else None,
         files=files,
         digest=digest,
-        options={**server.model_dump(), "context_length": length},
+        options={**server.options, "context_length": length},
     )
     return Model(
         name=name,
@@ -119,6 +129,8 @@ def _check(server: RemoteServer, tokenizer: Path | None) -> None:
         raise RemoteRefused(f"{tokenizer} is not a directory")
     if server.api == "single" and tokenizer:
         raise RemoteRefused("a single-item API takes texts: register it without a tokenizer")
+    if server.api != "single" and server.group_items > 1:
+        raise RemoteRefused("groups of calls are only for --api single: leave out --group-items")
     if server.api == "vllm" and not tokenizer:
         raise RemoteRefused("vLLM tells token ids: register it with its tokenizer, or as openai")
 

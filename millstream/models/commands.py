@@ -98,6 +98,8 @@ def _make_model(settings: AddSettings) -> tuple[Model, list[str]]:
         api_key_variable=settings.api_key_variable,
         first_seconds=settings.first_seconds,
         chunk_seconds=settings.chunk_seconds,
+        group_items=settings.group_items,
+        group_seconds=settings.group_seconds,
     )
     model = remote_model(
         server,

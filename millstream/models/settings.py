@@ -127,6 +127,18 @@ class AddSettings(AdminClientSettings):
     chunk_seconds: float = Field(
         30, gt=0, description="time between the parts of a stream", json_schema_extra=SERVER
     )
+    group_items: int = Field(
+        1,
+        ge=1,
+        description="calls of a single-item API begin by groups of so many inputs",
+        json_schema_extra=SERVER,
+    )
+    group_seconds: float = Field(
+        0.05,
+        ge=0,
+        description="most that a request waits for its group to fill; less where it has a goal",
+        json_schema_extra=SERVER,
+    )
 
     @property
     def goals(self) -> dict[Priority, LatencyGoals]:

@@ -19,6 +19,7 @@ from gpu_worker.engines.remote.backoff import Backoff
 from gpu_worker.engines.remote.circuit_breaker import CircuitBreaker
 from gpu_worker.engines.remote.concurrency_limiter import ConcurrencyLimiter
 from gpu_worker.engines.remote.cross_thread_queue import CrossThreadQueue
+from gpu_worker.engines.remote.group_gate import GroupGate
 from gpu_worker.engines.remote.http_client import HttpClient, Timeouts
 from gpu_worker.engines.remote.openai_client import Emit, OpenAIClient
 from gpu_worker.engines.remote.openai_protocol import OpenAIProtocol, VLLMProtocol
@@ -74,7 +75,8 @@ class _RemoteRequest:
 class RemoteEngine:
     """An `Engine` that forwards sequences to another server, with bounded calls at once.
 
-    At most `concurrency` calls run. Every sequence is accepted: one whose call cannot begin yet
+    At most `concurrency` calls run, beside which so many requests as `gathering` may be collected
+    for the next group of calls. Every sequence is accepted: one whose call cannot begin yet
     waits, as all do while the server is away, until it is cancelled at its deadline. A thread of
     its own runs the event loop of the calls.
     """
@@ -86,9 +88,11 @@ class RemoteEngine:
         limiter: ConcurrencyLimiter,
         concurrency: int,
         context_length: int,
+        gathering: int = 0,
     ) -> None:
         self._http, self._client, self._limiter = http, client, limiter
-        self._concurrency, self._tokens = concurrency, concurrency * context_length
+        self._gathering, self._sequences = gathering, concurrency + gathering
+        self._tokens = self._sequences * context_length
         # `_requests` and `_cancelled` belong to the engine's thread, `_serving` to the loop's.
         self._requests: dict[str, _RemoteRequest] = {}
         self._cancelled: list[Output] = []
@@ -115,6 +119,8 @@ class RemoteEngine:
         chunk_seconds: float = 30.0,
         retry_seconds: float = 0.25,
         cooldown_seconds: float = 1.0,
+        group_items: int = 1,
+        group_seconds: float = 0.0,
         policy: DestinationPolicy = THIS_MACHINE_ONLY,
     ) -> "RemoteEngine":
         """Return an engine for the server at `url`; `directory` holds the model's tokeniser if any.
@@ -132,13 +138,14 @@ class RemoteEngine:
         )
         client: RemoteClient
         if api == "single":
-            client = SingleItemClient(http, caller, concurrency)
+            gate = GroupGate(group_items, group_seconds, partial(metrics.observe_group, model))
+            client = SingleItemClient(http, caller, concurrency, gate)
         else:
             tokenizer = _load_tokenizer(directory)
             protocol = (VLLMProtocol if api == "vllm" else OpenAIProtocol)(model)
             eos_ids = _read_eos_ids(directory, tokenizer) if protocol.has_token_ids else frozenset()
             client = OpenAIClient(protocol, http, caller, tokenizer, eos_ids)
-        return cls(http, client, limiter, concurrency, context_length)
+        return cls(http, client, limiter, concurrency, context_length, group_items - 1)
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence and return at once; its call begins when the limits allow one more."""
@@ -174,12 +181,13 @@ class RemoteEngine:
     def free_capacity(self) -> FreeCapacity:
         """Return how many more sequences and tokens the engine would accept at once.
 
-        It has room for `concurrency` sequences of the model's whole context length.
+        It has room for `concurrency` sequences of the model's whole context length, and for those
+        that it gathers.
         """
         reserved = sum(
             count_reserved_tokens(request.sequence) for request in self._requests.values()
         )
-        sequences = self._concurrency - len(self._requests)
+        sequences = self._sequences - len(self._requests)
         return FreeCapacity(max(0, sequences), max(0, self._tokens - reserved))
 
     def concurrency_limit(self) -> int:
@@ -188,7 +196,8 @@ class RemoteEngine:
         0 while the circuit breaker is open or the server has asked for a pause. Safe to call from
         any thread.
         """
-        return self._limiter.capacity(time.monotonic())
+        capacity = self._limiter.capacity(time.monotonic())
+        return capacity and capacity + self._gathering
 
     @property
     def idle(self) -> bool:

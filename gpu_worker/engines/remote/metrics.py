@@ -20,6 +20,20 @@ BREAKER = Gauge(
 )
 
 
+GROUPS = Counter(
+    "millstream_remote_groups_total", "Groups of calls of a single-item API.", ["upstream"]
+)
+GROUP_REQUESTS = Counter(
+    "millstream_remote_group_requests_total", "Requests in these groups.", ["upstream"]
+)
+
+
+def observe_group(upstream: str, requests: int) -> None:
+    """Count one group of calls that begins in the metrics of the model `upstream`."""
+    GROUPS.labels(upstream).inc()
+    GROUP_REQUESTS.labels(upstream).inc(requests)
+
+
 def observe_call(upstream: str, result: CallResult) -> None:
     """Count one call that has ended in the metrics of the model `upstream`."""
     CALLS.labels(upstream, result.outcome).inc()

@@ -11,6 +11,7 @@ from gpu_worker.engines.detokenizer import StopStringFilter
 from gpu_worker.engines.engine import Output, Sequence
 from gpu_worker.engines.remote import single_item_protocol
 from gpu_worker.engines.remote.embedding_bytes import pack_vector
+from gpu_worker.engines.remote.group_gate import GroupGate
 from gpu_worker.engines.remote.http_client import HttpClient
 from gpu_worker.engines.remote.openai_client import Emit, choose_seed
 from gpu_worker.engines.remote.output_decoder import UNKNOWN_TOKEN, bytes_to_text
@@ -23,11 +24,13 @@ class SingleItemClient:
     """Runs sequences against an API that takes one input per call and answers as a whole.
 
     At most `fan_out` inputs of one request are under way at once, so that other requests get turns.
+    Requests begin by groups, as `gate` lets them.
     """
 
     http: HttpClient
     caller: RetryingCaller
     fan_out: int
+    gate: GroupGate
 
     async def generate(self, sequence: Sequence, emit: Emit) -> None:
         """Await `emit` once, with a request's whole output.
@@ -48,7 +51,9 @@ class SingleItemClient:
             mark_answered()
             return text
 
-        await emit(_to_output(sequence, await self.caller.call_with_retries(action)))
+        async with self.gate.turn(1, sequence.goal):
+            text = await self.caller.call_with_retries(action)
+        await emit(_to_output(sequence, text))
 
     async def embed(self, sequence: Sequence) -> list[bytes]:
         """Return the vectors of a request's inputs, in order: float32 little-endian rows.
@@ -56,6 +61,10 @@ class SingleItemClient:
         Failed calls are retried. Raises the `EngineError` of the first input that cannot be
         embedded; the calls of the others are cancelled then.
         """
+        async with self.gate.turn(len(sequence.inputs), sequence.goal):
+            return await self._embed_all(sequence)
+
+    async def _embed_all(self, sequence: Sequence) -> list[bytes]:
         inputs = enumerate(sequence.inputs)
         rows: dict[int, bytes] = {}
         try:

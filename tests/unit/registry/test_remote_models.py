@@ -58,6 +58,13 @@ def test_a_version_is_a_server_a_model_and_files(files: Path) -> None:
     assert len(set(made)) == 3
 
 
+def test_only_a_server_with_groups_tells_workers_of_them() -> None:
+    """One of an earlier release would not know these options."""
+    grouped = SINGLE.model_copy(update={"group_items": 8})
+    plain, with_groups = (remote_model(s, "far", context=9).default for s in (SINGLE, grouped))
+    assert with_groups.options == {**plain.options, "group_items": 8, "group_seconds": 0.05}
+
+
 @pytest.mark.parametrize(
     "url",
     ["corn:8000", "ftp://corn", "http://", "http://user:pw@corn/v1", "http://corn/v1?key=k"],
@@ -76,6 +83,8 @@ def test_what_does_not_go_together_is_refused(files: Path) -> None:
         remote_model(SERVER, "far")
     with pytest.raises(RemoteRefused, match="its tokenizer"):
         remote_model(VLLM, "far", context=9)
+    with pytest.raises(RemoteRefused, match="--group-items"):
+        remote_model(SERVER.model_copy(update={"group_items": 2}), "far", context=9)
     with pytest.raises(RemoteRefused, match="without a tokenizer"):
         remote_model(SINGLE, "far", context=9, tokenizer=files)
     (files / "tokenizer.json").unlink()

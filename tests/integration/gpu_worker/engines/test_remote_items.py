@@ -1,9 +1,14 @@
 """The remote engine against APIs that answer whole: one input per call, or embeddings."""
 
 import struct
+import threading
+import time
+from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from streams.messages import Grammar
 from tests.support.remote_engine import (
@@ -139,3 +144,80 @@ def test_an_openai_server_embeds_all_inputs_by_one_call() -> None:
     assert [struct.unpack("<2f", vector)[0] for vector in output.vectors] == [0, 1, 2]
     assert server.calls[0].body["input"] == ["a", "b", "c"]
     assert server.calls[0].path == "/embeddings"
+
+
+class BusyApi:
+    """An act of an API that answers after various times, and refuses every twentieth call.
+
+    It embeds a text as its number, and counts how often it has answered for each.
+    """
+
+    def __init__(self) -> None:
+        self.answered: Counter[str] = Counter()
+        self._draw, self._counting = Random(1), threading.Lock()
+        self._calls = 0
+
+    def __call__(self, call: UpstreamCall) -> None:
+        text = call.body["inputs"]
+        with self._counting:
+            self._calls += 1
+            is_refused = self._calls % 20 == 0
+            self.answered[text] += not is_refused
+            seconds = 0.01 * self._draw.random()
+        if is_refused:
+            respond_status(429, {"error": "too many"})(call)
+            return
+        time.sleep(seconds)  # what the API is there for takes its time
+        respond_json(lambda body: [float(body["inputs"]), 1.0])(call)
+
+
+def test_items_of_a_busy_api_are_answered_once_each_and_in_order() -> None:
+    """Several requests at once, in groups, with 5 % of the calls refused and made again."""
+    api = BusyApi()
+    numbers = [range(first, first + 40) for first in range(1, 401, 40)]
+    requests = [make_inputs(*map(str, each), name=f"r{each.start}") for each in numbers]
+    with engine_and_server(
+        api, api="single", concurrency=8, group_items=100, group_seconds=0.02
+    ) as (engine, server):
+        outputs = run_to_end(engine, *requests)
+    for each in numbers:
+        (output,) = outputs[f"r{each.start}"]
+        assert output.vectors
+        assert [struct.unpack("<2f", vector)[0] for vector in output.vectors] == [*each]
+    assert set(api.answered.values()) == {1}
+    assert len(api.answered) == 400
+    assert len(server.calls) <= 400 * 1.02 / 0.95
+
+
+def count_groups() -> tuple[float, float]:
+    """Groups of calls that have begun, and the requests in them."""
+    labels = {"upstream": "corn"}
+    groups = REGISTRY.get_sample_value("millstream_remote_groups_total", labels)
+    requests = REGISTRY.get_sample_value("millstream_remote_group_requests_total", labels)
+    return groups or 0.0, requests or 0.0
+
+
+def test_calls_begin_by_groups() -> None:
+    """A full one at once, whatever its window; one that is not when its window is over."""
+    groups, requests = count_groups()
+    four = [make_sequence(f"r{number}") for number in range(4)]
+    options = {"api": "single", "concurrency": 4, "group_items": 4}
+    with engine_and_server(respond_json(generated), **options, group_seconds=3600) as (engine, _):
+        assert engine.free_capacity().sequences == engine.concurrency_limit() == 7
+        run_to_end(engine, *four)
+    assert count_groups() == (groups + 1, requests + 4)
+    with engine_and_server(respond_json(generated), **options, group_seconds=0.01) as (engine, _):
+        run_to_end(engine, four[0])
+    assert count_groups() == (groups + 2, requests + 5)
+
+
+def test_a_request_that_waits_for_its_group_can_be_cancelled() -> None:
+    """It leaves the group; no call was made for it."""
+    options = {"api": "single", "group_items": 2, "group_seconds": 3600}
+    with engine_and_server(respond_json(generated), **options) as (engine, server):
+        engine.add(make_sequence("left"))
+        engine.cancel("left")
+        (output,) = engine.step()
+        run_to_end(engine, make_sequence("a"), make_sequence("b"))
+    assert (output.request_id, output.finish) == ("left", "cancelled")
+    assert len(server.calls) == 2
