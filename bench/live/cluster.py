@@ -43,12 +43,12 @@ class ClusterShape:
     options: Mapping[str, object]
     workers: int = 1
     gateways: int = 2
-    jobs: int = 0
     program: str = STEPPED  # the module that the workers run
     goal_ms: float | None = None
     deadline_seconds: float = 600.0
     max_queued: int = 1000
     quotas: Mapping[str, float] = field(default_factory=dict)
+    jobs: int = 0
 
     @property
     def model(self) -> Model:
