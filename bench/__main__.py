@@ -25,10 +25,10 @@ from bench import (
     quota_cost,
     throughput_share,
 )
-from bench.live import dispatch_latency, isolation, overload, revocation
+from bench.live import beside_batch, dispatch_latency, isolation, overload, revocation
 from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_random
 
-NEED_TRACES = "mixed", "live-b2", "live-b3"
+NEED_TRACES = "mixed", "live-b2", "live-b3", "live-b4"
 NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
 SETTLED = "idle", "unread", "cancels", "ledger", "accounts", "append", "jobs"
@@ -59,6 +59,7 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "live-b3": partial(overload.measure, "live-b3", ARENA, at_random, (1, 2, 5)),
     "live-b3-conv": partial(overload.measure, "live-b3-conv", CONV, as_it_was, (1, 5)),
     "live-b3-burst": overload.measure_burst,
+    "live-b4-jobs": beside_batch.measure,
     "live-b6": dispatch_latency.measure,
 }
 

@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 from bench import bench_command, reporting
 from bench.reporting import Figure, Run
 from jobs.settings import JobsSettings
+from millstream.bench.cpu_usage import MeasuredProcess
 from streams import subjects
 from streams.accounts.access import UserClass
 from streams.broker.broker_client import Broker, connect
@@ -34,6 +35,7 @@ TENANT = "default"
 CHAT = "/v1/chat/completions"
 PROBED_SHARE = 0.01  # of the lines, whose results are asked for as soon as they are stored
 POLL_SECONDS = 0.25
+ITEM_READS = 200
 SERVICES = ("gateway", "dispatcher", "jobs", "worker", "nats-server")
 WORDS = (
     *("--model", "mock", "--workers", str(WORKERS), "--api-key", KEY),
@@ -47,6 +49,7 @@ FIGURES = (
     Figure("readable_p50_ms", "an end until its line is readable, p50, ms"),
     Figure("readable_p99_ms", "an end until its line is readable, p99, ms", "≤ 100"),
     Figure("item_p50_ms", "GET of one line beside it, p50, ms"),
+    Figure("item_cpu_ms", "GET of one line later, CPU of the gateway, ms", "≤ 5"),
     *(
         Figure(
             f"{name}_growth_mib",
@@ -70,6 +73,7 @@ class Seen:
     items: list[float] = field(default_factory=list)  # milliseconds
     early: dict[str, float] = field(default_factory=dict)  # MiB by service
     late: dict[str, float] = field(default_factory=dict)
+    item_cpu: float = 0.0  # milliseconds
 
     @property
     def per_second(self) -> float:
@@ -103,6 +107,7 @@ def _run(seconds: float) -> Run:
         "readable_p50_ms": p99[49],
         "readable_p99_ms": p99[98],
         "item_p50_ms": quantiles(seen.items, n=100)[49],
+        "item_cpu_ms": seen.item_cpu,
         **{f"{name}_growth_mib": seen.late[name] - seen.early[name] for name in SERVICES},
         **{f"{name}_mib": seen.late[name] for name in SERVICES},
     }
@@ -191,6 +196,7 @@ async def _run_batch(up: MillstreamUp) -> Seen:
             await asyncio.sleep(POLL_SECONDS)
             found = (await client.get(f"/v1/batches/{batch}")).json()
         await heard.unsubscribe()
+        seen.item_cpu = await _measure_items(up, client, batch)
     assert found["request_counts"]["completed"] == LINES, found
     return seen
 
@@ -209,6 +215,18 @@ async def _probe(
     assert result
     seen.readable.append(now * 1000 - result.ended)
     seen.items.append((answered - began) * 1000)
+
+
+async def _measure_items(up: MillstreamUp, client: httpx.AsyncClient, batch: str) -> float:
+    """Milliseconds of the gateway's CPU time for the GET of one line, of many all over the file."""
+    (pid,) = up.pids("gateway")
+    gateway = MeasuredProcess("gateway", pid)
+    before = gateway.cpu_seconds() or 0.0
+    for number in range(ITEM_READS):
+        index = number * LINES // ITEM_READS
+        found = await client.get(f"/v1/batches/{batch}/items/id-{index}")
+        assert found.json()["index"] == index
+    return 1000 * ((gateway.cpu_seconds() or 0.0) - before) / ITEM_READS
 
 
 def _memory(up: MillstreamUp) -> dict[str, float]:

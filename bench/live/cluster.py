@@ -48,6 +48,7 @@ class ClusterShape:
     deadline_seconds: float = 600.0
     max_queued: int = 1000
     quotas: Mapping[str, float] = field(default_factory=dict)
+    jobs: int = 0
 
     @property
     def model(self) -> Model:
@@ -133,8 +134,9 @@ async def run_cluster(shape: ClusterShape) -> AsyncIterator[Cluster]:
             cluster.services[name] = service
             cluster.processes.append(MeasuredProcess(name.partition("-")[0], service.pid))
         await _register(server.url, shape.model)
+        keys = [_key(tenant) for tenant in shape.tenants]
         for url in cluster.urls:
-            await eventually(lambda url=url: _is_ready(url), READY_SECONDS)  # type: ignore[misc]
+            await eventually(lambda url=url: _is_ready(url, keys), READY_SECONDS)  # type: ignore[misc]
         yield cluster
 
 
@@ -157,6 +159,8 @@ def _services(
     for number, port in enumerate(ports):
         yield f"gateway-{number}", (MOCK, "gateway"), {"port": port, **limits}
     yield "dispatcher", (MOCK, "dispatcher"), {}
+    for number in range(shape.jobs):
+        yield f"jobs-{number}", (MOCK, "jobs"), {}
     for number in range(shape.workers):
         words = (shape.program,) if shape.program == STEPPED else (shape.program, "worker")
         yield f"worker-{number}", words, {"model": json.dumps([MODEL])}
@@ -204,10 +208,13 @@ async def _register(nats: str, model: Model) -> None:
         await registry.close()
 
 
-async def _is_ready(url: str) -> bool:
+async def _is_ready(url: str, keys: Sequence[str]) -> bool:
+    """True if a gateway can serve requests, and knows the tenants' keys."""
+    asked = [(GatewayAddress(url, None), "/readyz")]
+    asked += [(GatewayAddress(url, key), "/v1/models") for key in keys]
     try:
-        status, _ = await get_json(GatewayAddress(url, None), "/readyz", time.monotonic)
+        found = [await get_json(address, path, time.monotonic) for address, path in asked]
     except Unreachable:
         await asyncio.sleep(0.2)
         return False
-    return status == 200
+    return all(status == 200 for status, _ in found)

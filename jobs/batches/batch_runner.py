@@ -20,7 +20,7 @@ from jobs.batches.input_check import check_input, common_model
 from jobs.batches.item_feeder import ROUTE, BatchRefused, ItemFeeder
 from jobs.batches.line_states import LineState, LineStates
 from jobs.batches.output_files import OutputFiles, write_files
-from jobs.metrics import ITEMS
+from jobs.batches.page_counts import PageCounts
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from streams import subjects, topology
@@ -290,14 +290,16 @@ class BatchRunner:
         pattern = subjects.results_of(self.batch.tenant, self.batch.id)
         while True:
             page = await self._broker.read_filtered(topology.RESULTS, pattern, self.batch.counted)
+            counts = PageCounts()
             for message in page.messages:
-                await self._count(message)
-                stored = self.batch.stored_bytes + _stored_size(message)
-                self.batch = replace(self.batch, counted=message.seq, stored_bytes=stored)
+                await self._count(message, counts)
+            if page.messages:
+                self.batch = counts.add_to(self.batch, page.messages[-1].seq)
             if not page.remaining or not page.messages:
                 return
 
-    async def _count(self, message: StoredMessage) -> None:
+    async def _count(self, message: StoredMessage, counts: PageCounts) -> None:
+        counts.stored_bytes += len(message.data) + len(message.subject)
         kind = subjects.result_kind(message.subject)
         if kind == "part":
             return
@@ -316,19 +318,9 @@ class BatchRunner:
                     "line_failed", index=index, attempt=result.attempt, code=result.code
                 )
         else:
-            self._add_result(index, result)
+            self._lines.mark_ended(index)
+            counts.add(result)
         self._forget_log(result)
-
-    def _add_result(self, index: int, result: ItemResult) -> None:
-        self._lines.mark_ended(index)
-        batch = self.batch
-        self.batch = replace(
-            batch,
-            completed=batch.completed + (not result.code),
-            failed=batch.failed + bool(result.code),
-            usage=batch.usage.plus(result.usage),
-        )
-        ITEMS.labels("failed" if result.code else "completed").inc()
 
     def _forget_log(self, result: ItemResult) -> None:
         address = LogAddress(self.batch.tenant, ROUTE, result.request_id)
@@ -438,11 +430,6 @@ class BatchRunner:
             error_file=error.id,
             tries={},
         )
-
-
-def _stored_size(message: StoredMessage) -> int:
-    """What a message takes in RESULTS, at least: less is promised to others than there is."""
-    return len(message.data) + len(message.subject)
 
 
 def _to_error(code: str, message: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Both are ours; OpenAI has files alone, and those when the batch has ended.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -83,9 +84,9 @@ async def _item(context: GatewayContext, request: Request) -> Response:
 
 async def _find_line(context: GatewayContext, batch: Batch, custom_id: str) -> InputLine:
     """Return the line with an id; raises `NotFound` if none has it, or none can be found yet."""
-    source, index = await _find_input(context, batch), None
-    if batch.index_file:
-        index = await context.files.find(batch.tenant, batch.index_file)
+    source, index = await asyncio.gather(
+        _find_input(context, batch), context.files.find(batch.tenant, batch.index_file)
+    )
     if index is None:
         status = batch.status.value
         raise NotFound(f"the lines of this batch cannot be found by custom_id: it is {status!r}")

@@ -22,6 +22,7 @@ from tests.integration.jobs.test_batches import (
 )
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
+from tests.support.gateways import OTHER_KEY
 
 MIB = 2**20
 
@@ -88,7 +89,7 @@ async def _is_offered(client: openai.AsyncOpenAI, model: str) -> bool:
 
 async def test_a_batch_is_estimated_before_it_runs(nats_url: str) -> None:
     """At most by what its lines ask for; what is expected is as in the last like batch."""
-    async with jobs_cell(nats_url) as client:
+    async with jobs_cell(nats_url) as client, connect(nats_url, "test") as broker:
         lines = [chat_line(i, max_tokens=8) for i in range(50)]
         file = await client.files.create(file=to_file(lines), purpose="batch")
         asked = {"input_file_id": file.id, "endpoint": CHAT}
@@ -104,6 +105,9 @@ async def test_a_batch_is_estimated_before_it_runs(nats_url: str) -> None:
         assert after["seconds"] > 0
         assert batch.id in after["basis"]
         assert after["result_bytes"]["at_most"] == 50 * (512 + 8 * 8)
+        stored = await BatchStore(broker).find("acme", batch.id.removeprefix("batch_"))
+        assert stored
+        assert 0 < stored.stored_bytes <= stored.reserved_bytes
 
 
 async def test_a_batch_runs_in_its_hours_alone(nats_url: str) -> None:
@@ -131,3 +135,21 @@ async def test_a_batch_runs_in_its_hours_alone(nats_url: str) -> None:
             )
         with pytest.raises(openai.BadRequestError, match="Mars"):
             await submit(client, [chat_line(0)], extra_body={**hours, "time_zone": "Mars"})
+
+
+async def test_another_tenants_batch_and_file_are_not_found(nats_url: str) -> None:
+    """As if there were none, by whatever path they are asked for."""
+    async with jobs_cell(nats_url) as client:
+        batch = await ended(client, await submit(client, [chat_line(0, model="nobody")]))
+        other = client.with_options(api_key=OTHER_KEY)
+        for path in ("results", "items/id-0"):
+            with pytest.raises(openai.NotFoundError):
+                await other.get(f"/batches/{batch.id}/{path}", cast_to=httpx.Response)
+        for path in ("retry", "cancel", "pause", "resume"):
+            with pytest.raises(openai.NotFoundError):
+                await post(other, f"/batches/{batch.id}/{path}", {})
+        asked = {"input_file_id": batch.input_file_id, "endpoint": CHAT}
+        with pytest.raises(openai.NotFoundError):
+            await post(other, "/batches/estimate", asked)
+        assert [each.id async for each in other.batches.list()] == []
+        assert [file.purpose async for file in client.files.list()] == ["batch_output", "batch"]

@@ -16,7 +16,7 @@ from tests.support.gateways import gateways, register
 from tests.support.service_process import ServiceProcess, service_process, worker_process
 from tests.support.services import dispatcher_settings, running
 
-LINES = 400
+LINES = 1000
 
 
 async def test_a_batch_survives_the_death_of_jobs_services_and_workers(
