@@ -33,6 +33,7 @@ log = structlog.get_logger()
 LOOK_SECONDS = 0.25
 SWEEP_SECONDS = 30.0
 PAUSE_SECONDS = 1.0
+BROKEN_SECONDS = 60.0
 GONE = 410
 GONE_REASON = "it has answered 410 Gone"
 
@@ -151,6 +152,9 @@ class _Leadership:
         except (MillstreamError, StoreRefused) as error:
             log.warning("webhook_not_noted", endpoint=key.endpoint, reason=str(error))
             self._queue.put_off(key, self._broker.clock.now() + PAUSE_SECONDS)
+        except Exception:  # of one endpoint, which must not stop the others'
+            log.exception("webhook_broke", endpoint=key.endpoint)
+            self._queue.put_off(key, self._broker.clock.now() + BROKEN_SECONDS)
         finally:
             self._queue.release(key, is_failing=is_failing)
             self._wakeup.set()
