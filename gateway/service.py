@@ -12,6 +12,7 @@ from api.authentication.identity_provider import open_providers
 from api.grammar_checker import GrammarChecker
 from api.submission.ledger_space import LedgerSpace
 from api.submission.request_limits import DeadlineLimits
+from api.submission.result_space import ResultSpace
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
@@ -175,6 +176,7 @@ async def _build_context(
         FileStore(broker),
         BatchStore(broker),
         ResponseStore(broker),
+        ResultSpace(broker),
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)
@@ -210,6 +212,7 @@ async def _serve(
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
         background = [
             tasks.create_task(context.ledger_space.run(), name="ledger"),
+            tasks.create_task(context.result_space.run(), name="results"),
             tasks.create_task(context.refusals.run(), name="refusals"),
             tasks.create_task(context.rollups.run(), name="rollups"),
             tasks.create_task(_store_key_uses(context), name="key-uses"),

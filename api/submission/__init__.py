@@ -9,6 +9,7 @@ quota_checks        which counters a request adds to, and what their totals say 
 quotas              adds to the broker's counters, gives back what was not used, settles at the end
 open_reservations   the reservations of this gateway that have not ended (pure)
 ledger_space        refuses requests while the ledger has no room for their records
+result_space        refuses responses while the stream of results has no room for more
 threshold_recorder  stores that a part of a quota is used, once for all gateways
 rate_limit_headers  `x-ratelimit-*` headers from the last totals seen (pure)
 """

@@ -52,6 +52,8 @@ async def serve(
 
     A response that is stored can be read at any gateway before its client is told of it.
     """
+    if body.is_stored:
+        context.result_space.check()
     tenant, data = principal.tenant.name, _pack_body(context, body)
     earlier = await read_earlier(context.responses, context.registry, tenant, body)
     chat = await context.offload_thread.run(len(data), to_chat, body, earlier)
