@@ -48,6 +48,8 @@ from streams.records.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.responses.response_store import ResponseStore
 from streams.records.usage_rollups import UsageRollups
+from streams.records.webhooks.delivery_store import DeliveryStore
+from streams.records.webhooks.endpoint_store import EndpointStore
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class GatewayContext:
     batches: BatchStore
     responses: ResponseStore
     result_space: ResultSpace
+    webhook_endpoints: EndpointStore
+    deliveries: DeliveryStore
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     transfer_slots: TransferSlots = field(default_factory=TransferSlots)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)

@@ -47,6 +47,8 @@ from streams.records.jobs.batch_store import BatchStore
 from streams.records.key_use import add_uses
 from streams.records.responses.response_store import ResponseStore
 from streams.records.usage_rollups import UsageRollups
+from streams.records.webhooks.delivery_store import DeliveryStore
+from streams.records.webhooks.endpoint_store import EndpointStore
 
 log = structlog.get_logger()
 
@@ -177,6 +179,8 @@ async def _build_context(
         BatchStore(broker),
         ResponseStore(broker),
         ResultSpace(broker),
+        EndpointStore(broker),
+        DeliveryStore(broker),
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)

@@ -6,11 +6,12 @@ from pathlib import Path
 from pydantic import Field
 
 from api.authentication.oidc_settings import OidcSettings
+from registry.webhook_policy import WebhookSettings
 from streams.base_settings import Port, ServiceSettings, Slug, TlsSettings
 from streams.topology import MAX_DEADLINE_SECONDS as LATEST  # token logs do not live longer
 
 
-class GatewaySettings(ServiceSettings, TlsSettings):
+class GatewaySettings(ServiceSettings, TlsSettings, WebhookSettings):
     """Settings of a gateway: its address, its certificate, its limits."""
 
     user_class = "gateway"

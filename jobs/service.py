@@ -17,10 +17,13 @@ from jobs.batches.item_feeder import ItemFeeder
 from jobs.file_sweeper import FileSweeper
 from jobs.responses.background_responses import BackgroundResponses
 from jobs.settings import JobsSettings
+from jobs.webhooks.webhook_call import WebhookCaller
+from jobs.webhooks.webhook_deliverer import WebhookDeliverer
 from registry.credentials.keys import Keys
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
+from registry.webhook_policy import WebhookPolicy
 from streams import topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
@@ -34,10 +37,17 @@ from streams.records.jobs.batch_store import BatchStore
 
 log = structlog.get_logger()
 
-FILES_LEASE, RESPONSES_LEASE = "jobs.files", "jobs.responses"
-
-
-_STREAMS = (topology.FILE_RECORDS, topology.BATCHES, topology.RESULTS, topology.RESPONSES)
+FILES_LEASE, WEBHOOKS_LEASE, RESPONSES_LEASE = "jobs.files", "jobs.webhooks", "jobs.responses"
+_STREAMS = (
+    topology.FILE_RECORDS,
+    topology.BATCHES,
+    topology.RESULTS,
+    topology.RESPONSES,
+    topology.WEBHOOKS,
+    topology.WEBHOOK_ENDPOINTS,
+    topology.DELIVERIES,
+    topology.THRESHOLDS,
+)
 
 
 async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
@@ -59,19 +69,24 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         await quotas.open()
         ledger_space = LedgerSpace(broker)
         parts = await _build_parts(stack, settings, broker, quotas, ledger_space)
-        lease = Lease(broker, FILES_LEASE, settings.id, LeaseBucket(broker))
-        stack.push_async_callback(lease.release)
-        responses_lease = Lease(broker, RESPONSES_LEASE, settings.id, LeaseBucket(broker))
-        stack.push_async_callback(responses_lease.release)
-        responses = BackgroundResponses(broker, parts.registry, parts.feeder, responses_lease)
+        leases = [
+            Lease(broker, name, settings.id, LeaseBucket(broker))
+            for name in (FILES_LEASE, WEBHOOKS_LEASE, RESPONSES_LEASE)
+        ]
+        for lease in leases:
+            stack.push_async_callback(lease.release)
+        caller = WebhookCaller(WebhookPolicy(settings.webhook_network))
+        stack.callback(caller.close)
+        webhooks = WebhookDeliverer(broker, leases[1], caller, settings.webhook_retry_seconds)
+        responses = BackgroundResponses(broker, parts.registry, parts.feeder, leases[2])
         async with asyncio.TaskGroup() as tasks:
             working = [
-                tasks.create_task(lease.run(), name="lease"),
+                *(tasks.create_task(each.run(), name="lease") for each in leases),
                 tasks.create_task(quotas.run(), name="quotas"),
                 tasks.create_task(ledger_space.run(), name="ledger"),
-                tasks.create_task(FileSweeper(broker, lease).run(), name="files"),
+                tasks.create_task(FileSweeper(broker, leases[0]).run(), name="files"),
+                tasks.create_task(webhooks.run(), name="webhooks"),
                 tasks.create_task(BatchSupervisor(parts, settings.id).run(), name="batches"),
-                tasks.create_task(responses_lease.run(), name="responses-lease"),
                 tasks.create_task(responses.run(), name="responses"),
             ]
             checks["running"] = lambda: not stop.is_set()

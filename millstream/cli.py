@@ -218,5 +218,5 @@ def _describe_default(info: FieldInfo) -> str:
         return "required"
     if info.default is None or info.default is False or info.default == ():
         return ""
-    shown = ",".join(info.default) if isinstance(info.default, tuple) else info.default
+    shown = ",".join(map(str, info.default)) if isinstance(info.default, tuple) else info.default
     return f"default: {shown}"

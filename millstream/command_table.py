@@ -138,6 +138,48 @@ COMMANDS = (
         "millstream.batch.commands:resume",
     ),
     Command(
+        "webhooks list",
+        "list the webhook endpoints of a tenant",
+        "millstream.webhooks.settings:WebhookCommandSettings",
+        "millstream.webhooks.commands:list_endpoints",
+    ),
+    Command(
+        "webhooks create",
+        "have events posted to a URL, and show the secret that signs them this once",
+        "millstream.webhooks.settings:CreateEndpointSettings",
+        "millstream.webhooks.commands:create",
+    ),
+    Command(
+        "webhooks test",
+        "post a sample event to a webhook endpoint",
+        "millstream.webhooks.settings:TestEndpointSettings",
+        "millstream.webhooks.commands:test",
+    ),
+    Command(
+        "webhooks deliveries",
+        "show what was sent to a webhook endpoint, and what it answered",
+        "millstream.webhooks.settings:DeliveriesSettings",
+        "millstream.webhooks.commands:deliveries",
+    ),
+    Command(
+        "webhooks redeliver",
+        "send an event to a webhook endpoint again",
+        "millstream.webhooks.settings:RedeliverSettings",
+        "millstream.webhooks.commands:redeliver",
+    ),
+    Command(
+        "webhooks rotate",
+        "replace the secret of a webhook endpoint, and show the new one this once",
+        "millstream.webhooks.settings:RotateSecretSettings",
+        "millstream.webhooks.commands:rotate",
+    ),
+    Command(
+        "webhooks delete",
+        "send nothing more to a webhook endpoint",
+        "millstream.webhooks.settings:OneEndpointSettings",
+        "millstream.webhooks.commands:delete",
+    ),
+    Command(
         "lag",
         "show every lane and every worker",
         "millstream.admin.settings:LagSettings",

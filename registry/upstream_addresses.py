@@ -105,6 +105,17 @@ def is_loopback(address: Address) -> bool:
     return (mapped or address).is_loopback
 
 
+def is_public(address: Address) -> bool:
+    """Return whether an address, and any IPv4 address that it carries, is of the public internet.
+
+    Private, shared, loopback, link-local, reserved and multicast addresses are not.
+    """
+    return all(
+        each.is_global and not each.is_multicast and not _find_own_danger(each)
+        for each in _with_embedded(address)
+    )
+
+
 def find_danger(address: Address) -> str | None:
     """Return why no model server may be called at `address`; None if one may.
 

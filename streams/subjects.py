@@ -25,6 +25,7 @@ _FILE_RECORDS = "$KV.files."
 _BATCH_RECORDS = "$KV.batches."
 _RESPONSE_RECORDS = "$KV.responses."
 _PENDING_RESPONSES = f"{_RESPONSE_RECORDS}_pending."  # `_pending` is no tenant's name
+_WEBHOOK_ENDPOINTS, _DELIVERIES = "$KV.webhooks.", "$KV.deliveries."
 _TRY = "try-"
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
@@ -625,6 +626,53 @@ def response_changed(tenant: str, response: str) -> str:
     return f"{PREFIX}.response.{token(tenant)}.{token(response)}"
 
 
+def event(tenant: str, kind: str, object_id: str) -> str:
+    """Return the subject on which it is stored, once, that something happened to an object.
+
+    `kind` is the event's type, such as `batch.completed`. Raises `InvalidToken` for a name that
+    cannot be part of a subject.
+    """
+    words = (tenant, *kind.split("."), object_id)
+    return ".".join([PREFIX, "webhook", *map(token, words)])
+
+
+def parse_event_tenant(subject: str) -> str:
+    """Return the tenant of a subject on which an event is stored, or that of a threshold."""
+    return subject.split(".")[2]
+
+
+def webhook_endpoint(tenant: str, endpoint: str) -> str:
+    """Return the subject, in the bucket `webhooks`, of the record of a tenant's endpoint.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_WEBHOOK_ENDPOINTS}{token(tenant)}.{token(endpoint)}"
+
+
+def webhook_endpoints_of(tenant: str) -> str:
+    """Return the filter (a subject with wildcards) for the records of a tenant's endpoints.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_WEBHOOK_ENDPOINTS}{token(tenant)}.*"
+
+
+def delivery(tenant: str, endpoint: str, event_id: str) -> str:
+    """Return the subject, in the bucket `deliveries`, of the record of an event to an endpoint.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_DELIVERIES}{token(tenant)}.{token(endpoint)}.{token(event_id)}"
+
+
+def deliveries_to(tenant: str, endpoint: str) -> str:
+    """Return the filter (a subject with wildcards) for all deliveries to a tenant's endpoint.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{_DELIVERIES}{token(tenant)}.{token(endpoint)}.*"
+
+
 def usage(tenant: str, scope: str, meter: str, period: str) -> str:
     """Return the subject of the counter of what a tenant, or one of its keys, uses in a period.
 
@@ -807,6 +855,10 @@ ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_RESULTS = f"{PREFIX}.result.>"
 ALL_BATCH_RECORDS = f"{_BATCH_RECORDS}*.*"
+ALL_WEBHOOK_ENDPOINTS = f"{_WEBHOOK_ENDPOINTS}*.*"
+ALL_DELIVERIES = f"{_DELIVERIES}*.*.*"
+EVENT_CURSOR = f"{_WEBHOOK_ENDPOINTS}cursor"  # up to which event there are deliveries
+ALL_EVENTS = f"{PREFIX}.webhook.*.*.*.*"
 ALL_BATCH_CHANGES = f"{PREFIX}.batch.*.*"
 ALL_RESPONSE_RECORDS = f"{_RESPONSE_RECORDS}*.*"
 ALL_PENDING_RESPONSES = f"{_PENDING_RESPONSES}*.*"

@@ -25,6 +25,8 @@ SIGNALS, AUDIT = "SIGNALS", "AUDIT"
 FILES, FILE_RECORDS = "FILES", "KV_files"
 RESULTS, BATCHES = "RESULTS", "KV_batches"
 RESPONSES = "KV_responses"
+WEBHOOKS = "WEBHOOKS"
+WEBHOOK_ENDPOINTS, DELIVERIES = "KV_webhooks", "KV_deliveries"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -49,6 +51,11 @@ FILE_RECORDS_BYTES = 64 * MIB
 RESULTS_BYTES = 2048 * MIB
 RESPONSES_BYTES = 1024 * MIB
 ITEM_LOGS_BYTES = 128 * MIB  # of lines under way: what has its result is removed
+WEBHOOKS_BYTES = 128 * MIB  # some 300,000 events
+# Deliveries are tried for three days, and the events are there a while longer
+WEBHOOKS_SECONDS = 7 * DAY_SECONDS
+WEBHOOK_ENDPOINTS_BYTES = 16 * MIB
+DELIVERIES_BYTES = 256 * MIB
 SIGNALS_BYTES = MIB  # a full stream drops its oldest signals, which were heard long before
 _INGRESS = "INGRESS_"
 INGRESS_CONSUMER = "gateways"
@@ -152,6 +159,9 @@ def stream_configs(
         _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
         _results(),
         _responses(),
+        _records(WEBHOOKS, subjects.ALL_EVENTS, WEBHOOKS_BYTES, WEBHOOKS_SECONDS),
+        _webhook_endpoints(),
+        _deliveries(),
     ]
 
 
@@ -201,6 +211,22 @@ def _replaceable(name: str, subject: str, max_bytes: int) -> StreamConfig:
         storage=StorageType.FILE,
         allow_direct=True,
     )
+
+
+def _webhook_endpoints() -> StreamConfig:
+    """Configure the bucket `webhooks`, which has the cursor of the fan-out of events, too."""
+    config = _replaceable(
+        WEBHOOK_ENDPOINTS, subjects.ALL_WEBHOOK_ENDPOINTS, WEBHOOK_ENDPOINTS_BYTES
+    )
+    config.subjects = [subjects.ALL_WEBHOOK_ENDPOINTS, subjects.EVENT_CURSOR]
+    return config
+
+
+def _deliveries() -> StreamConfig:
+    """Configure the bucket `deliveries`: a record expires a week after its last change."""
+    config = _replaceable(DELIVERIES, subjects.ALL_DELIVERIES, DELIVERIES_BYTES)
+    config.max_age = WEBHOOKS_SECONDS
+    return config
 
 
 def _results() -> StreamConfig:

@@ -34,6 +34,7 @@ from gateway.entrypoints.endpoint import Endpoint, request_key
 from gateway.entrypoints.files import file_routes, upload_routes
 from gateway.entrypoints.plain_responses import render_json
 from gateway.entrypoints.responses import response_creation, response_routes
+from gateway.entrypoints.webhooks import delivery_routes, endpoint_routes
 from streams.errors import (
     Forbidden,
     InternalError,
@@ -73,6 +74,8 @@ def build_app(context: GatewayContext) -> ASGIApp:
             *batch_routes.build_routes(context),
             *result_routes.build_routes(context),
             *response_routes.build_routes(context),
+            *endpoint_routes.build_routes(context),
+            *delivery_routes.build_routes(context),
             *_metrics_routes(context),
             Route("/openapi.json", _openapi),
             Route("/", _index_page),

@@ -11,6 +11,7 @@ from itertools import islice
 import structlog
 from nats.aio.msg import Msg
 
+from api.batch_bodies import batch_id
 from api.batches.batch_line import InputLine, parse_line
 from api.batches.input_lines import iterate_lines
 from jobs.batches.input_check import check_input, common_model
@@ -29,6 +30,8 @@ from streams.records.jobs.batch_records import Batch, BatchStatus
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.jobs.item_results import ItemResult, make_request_id
 from streams.records.jobs.result_store import read_result, unpack_result
+from streams.records.webhooks.event_outbox import store_event
+from streams.records.webhooks.events import EventType, WebhookEvent
 from streams.subjects import LogAddress
 
 log = structlog.get_logger()
@@ -94,20 +97,36 @@ class BatchRunner:
         heard = subjects.resulted(self.batch.tenant, self.batch.id)
         subscription = await self._broker.subscribe(heard, self._on_result)
         try:
-            source = await self._find_input()
-            if source is None:
-                return
-            if self.batch.status is BatchStatus.VALIDATING:
-                await self._validate(source)
-            if self.batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING):
-                await self._work(source)
             if not self.batch.status.is_final:
-                await self._finish(source)
-            await self._remove_logs(math.inf)
+                await self._run_to_end()
         except BatchRefused as error:
             await self._fail(error.code, error.message)
         finally:
             await subscription.unsubscribe()
+        await self._store_event()
+
+    async def _run_to_end(self) -> None:
+        source = await self._find_input()
+        if source is None:
+            return
+        if self.batch.status is BatchStatus.VALIDATING:
+            await self._validate(source)
+        if self.batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING):
+            await self._work(source)
+        if not self.batch.status.is_final:
+            await self._finish(source)
+        await self._remove_logs(math.inf)
+
+    async def _store_event(self) -> None:
+        """Tell webhooks of the end; whoever died since takes the batch up again until that is so.
+
+        The record says that the event is due, from the same write on that ended the batch.
+        """
+        if not self.batch.event_due:
+            return
+        kind = EventType(f"batch.{self.batch.status.value}")
+        await store_event(self._broker, WebhookEvent(self.batch.tenant, kind, batch_id(self.batch)))
+        await self._save(lambda it: replace(it, event_due=False))
 
     async def _on_result(self, msg: Msg) -> None:
         self._wake.set()

@@ -75,7 +75,7 @@ class BatchSupervisor:
         try:
             while not await self._has_ended(batch):
                 await lease.gained.wait()
-                await self._run_while_held(batch, lease)
+                await lease.run_while_held(self._run(batch))
         finally:
             campaign.cancel()
             self._followed.discard(batch.id)
@@ -86,22 +86,12 @@ class BatchSupervisor:
             newest = await self._parts.batches.find(batch.tenant, batch.id)
         except BrokerUnavailable:
             return False
-        return newest is None or newest.status.is_final
-
-    async def _run_while_held(self, batch: Batch, lease: Lease) -> None:
-        running = asyncio.create_task(self._run(batch), name=f"run-{batch.id}")
-        losing = asyncio.create_task(lease.wait_until_lost(), name=f"lost-{batch.id}")
-        try:
-            await asyncio.wait({running, losing}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (running, losing):
-                task.cancel()
-            await asyncio.gather(running, losing, return_exceptions=True)
+        return newest is None or newest.is_over
 
     async def _run(self, batch: Batch) -> None:
         try:
             newest = await self._parts.batches.find(batch.tenant, batch.id)
-            if newest is None or newest.status.is_final:
+            if newest is None or newest.is_over:
                 return
             runner = self._runners[batch.id] = BatchRunner(self._parts, newest)
             RUNNING_BATCHES.set(len(self._runners))

@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from api.endpoints.completion_endpoint import CHAT
 from api.responses.chat_translation import to_chat
 from api.responses.conversation import head_of, read_earlier
-from api.responses.response_bodies import ResponseEnd
+from api.responses.response_bodies import ResponseEnd, response_id
 from api.submission.submission_record import Submission
 from jobs.batches.item_feeder import BatchRefused, ItemFeeder
 from jobs.metrics import RESPONSES
@@ -24,6 +24,8 @@ from streams.records.jobs.item_results import CANCELLED, ItemResult
 from streams.records.jobs.result_store import has_failed_try
 from streams.records.responses.response_records import ITEM, StoredResponse, make_item_ref
 from streams.records.responses.response_store import ResponseStore
+from streams.records.webhooks.event_outbox import store_event
+from streams.records.webhooks.events import EventType, WebhookEvent
 
 log = structlog.get_logger()
 
@@ -81,7 +83,7 @@ class ResponseRunner:
         if response.is_gone(self._broker.clock.now()):
             return await self._remove(response)
         if result := await self._store.find_result(response):
-            self._settle(result)
+            await self._settle(result)
             return None
         if response.is_cancelled:
             return await self._cancel(response)
@@ -91,9 +93,11 @@ class ResponseRunner:
             await self._publish(response)
         return min(TICK_SECONDS, max(0.0, self._due - time.monotonic()))
 
-    def _settle(self, result: ItemResult) -> None:
-        """Note that a background response has ended."""
+    async def _settle(self, result: ItemResult) -> None:
+        """Tell webhooks that a background response has ended; again, if this process dies now."""
         status = ResponseEnd.from_result(result).status
+        event = WebhookEvent(self._tenant, EventType(f"response.{status}"), response_id(self._id))
+        await store_event(self._broker, event)
         RESPONSES.labels(status).inc()
         self._logger.info("response_ended", status=status, code=result.code)
 

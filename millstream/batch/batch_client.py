@@ -10,8 +10,8 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 
-from millstream.batch.settings import BatchSettings
 from millstream.http_redirects import NoRedirects
+from streams.base_settings import GatewayClientSettings
 from streams.errors import MillstreamError
 
 ANSWER_SECONDS = 60.0
@@ -39,7 +39,7 @@ class BatchClient:
     `GatewayUnreachable`.
     """
 
-    def __init__(self, settings: BatchSettings) -> None:
+    def __init__(self, settings: GatewayClientSettings) -> None:
         self._url = settings.url.rstrip("/")
         key = settings.api_key.get_secret_value() if settings.api_key else ""
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -134,6 +134,7 @@ class LaunchPlan:
             "key_pepper_file": self._key_pepper_file,
             "metrics_port": self._metrics_port(self.settings.workers + 1),
             "public_metrics": self.settings.public_metrics,
+            **self._webhook_networks(),
             **self._tls_files(),
         }
         creds = self.accounts.file(UserClass.GATEWAY)
@@ -155,9 +156,13 @@ class LaunchPlan:
 
     def jobs_program(self) -> Program:
         """Return the program of the jobs service."""
-        settings = {"metrics_port": self._metrics_port(self.settings.workers + 3)}
+        port = self._metrics_port(self.settings.workers + 3)
+        settings = {"metrics_port": port, **self._webhook_networks()}
         creds = self.accounts.file(UserClass.JOBS)
         return self._make_program("jobs", "jobs", settings, creds)
+
+    def _webhook_networks(self) -> dict[str, str]:
+        return {"webhook_network": json.dumps([str(n) for n in self.settings.webhook_network])}
 
     def ledger_programs(self) -> list[Program]:
         """Return the program that exports the ledger, in a list; an empty one unless it is set."""

@@ -8,12 +8,13 @@ from pydantic import Field, SecretStr, model_validator
 from registry.destination_policy import DestinationSettings
 from registry.models import GenerationConfig
 from registry.price_records import HourPrice
+from registry.webhook_policy import WebhookSettings
 from streams.base_settings import DATA_DIR, Port, Slug, TenantSettings, TlsSettings
 
 CLOSING_SECONDS = 4.8  # for all services to close their connections, one after the other
 
 
-class UpSettings(DestinationSettings, TlsSettings):
+class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
     """Settings of `millstream up`: all services on one machine."""
 
     model: tuple[str, ...] = Field(

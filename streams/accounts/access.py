@@ -164,6 +164,11 @@ class _Rights:
         store = store_of(stream)
         return self.asks(stream, "consume", *calls) + self.publishes(store, "acknowledge", acks)
 
+    def keeps(self, reason: str, bucket: str, *patterns: str) -> list[Right]:
+        """Write records, on all a bucket's subjects or on these; read them, from its leader too."""
+        written = self.writes(bucket, reason, *patterns)
+        return [*written, *self.reads(bucket), *self.asks(bucket, reason, "STREAM.MSG.GET.{}")]
+
     def logs(self) -> list[str]:
         names: list[int | str] = [*range(self.shards), subjects.ITEM_SHARD]
         return [topology.token_stream_name(name) for name in names]
@@ -212,6 +217,8 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.reads(topology.RESPONSES),
         *make.asks(topology.RESPONSES, "responses", "STREAM.MSG.GET.{}"),
         *make.publishes(make.own, "responses", subjects.ALL_RESPONSE_CHANGES),
+        *make.keeps("webhooks", topology.WEBHOOK_ENDPOINTS, subjects.ALL_WEBHOOK_ENDPOINTS),
+        *make.keeps("webhooks", topology.DELIVERIES),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
         *make.sees(*_subjects_by_stream(make.shards)),
@@ -271,7 +278,8 @@ def _dispatcher(make: _Rights) -> list[Right]:
 
 def _jobs(make: _Rights) -> list[Right]:
     files, counters = (topology.FILES, topology.FILE_RECORDS), (topology.RATES, topology.USAGE)
-    records = (topology.BATCHES, topology.RESULTS, topology.RESPONSES)
+    records = (topology.BATCHES, topology.RESULTS, topology.RESPONSES, topology.WEBHOOKS)
+    webhooks = (topology.WEBHOOK_ENDPOINTS, topology.DELIVERIES)
     return [
         *make.everyone(),
         *make.writes(LEASES, "lead"),
@@ -287,6 +295,11 @@ def _jobs(make: _Rights) -> list[Right]:
         *make.hears(make.own, "responses", subjects.ALL_RESPONSE_CHANGES),
         *make.asks(topology.RESULTS, "deleted responses", "STREAM.PURGE.{}"),
         *make.writes(topology.RESULTS, "lines that were refused"),
+        *make.writes(topology.WEBHOOKS, "events"),
+        *make.reads(topology.THRESHOLDS),
+        *make.sees(topology.THRESHOLDS, *webhooks),
+        *(right for each in webhooks for right in make.keeps("webhooks", each)),
+        *(r for each in webhooks for r in make.asks(each, "webhooks", "STREAM.MSG.DELETE.{}")),
         *make.hears(BrokerAccount.WORK, "results", "infer.resulted.>"),
         *make.asks(make.logs()[-1], "logs behind results", "STREAM.PURGE.{}"),
         *make.views(REGISTRY, TENANTS, KEYS, PRICES),

@@ -9,7 +9,8 @@ candidate that holds it gives it up.
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import structlog
 
@@ -98,6 +99,20 @@ class Lease:
             await _wait_for_wakeup(self._wakeups[1], self._held_until - time.monotonic())
         self.gained.clear()
         log.warning("lease_given_up" if self.is_held else "lease_lost", lease=self._key)
+
+    async def run_while_held(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it ends, or is cancelled because the lease is lost.
+
+        What it raises is not raised here: it must tell of its own failures.
+        """
+        running = asyncio.create_task(work, name=f"work-{self._key}")
+        losing = asyncio.create_task(self.wait_until_lost(), name=f"lost-{self._key}")
+        try:
+            await asyncio.wait({running, losing}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (running, losing):
+                task.cancel()
+            await asyncio.gather(running, losing, return_exceptions=True)
 
     async def release(self) -> None:
         """Give the lease up now, so that another process need not wait until it expires.

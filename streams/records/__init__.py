@@ -12,5 +12,6 @@ usage_sums, cost_sums  what is added up
 dead_letters     work that nobody could finish
 file_store       tenants' files: `file_records` in a bucket (by `cas_records`), bytes in chunks
 jobs/            batches, and the results of their lines
+webhooks/        events that tenants' own servers are told of
 audit_log        what operators have changed, as the lines of `audit_chain`
 """

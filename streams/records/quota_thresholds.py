@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-import orjson
-
 from streams import subjects
+from streams.records.webhooks.events import EventType, encode_event
 
 THRESHOLD_PERCENTS = (50, 80, 100)
-EVENT_TYPE = "quota.threshold_reached"
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,4 @@ class QuotaThreshold:
 
         Its id is the same for whoever makes it.
         """
-        id = self.subject.removeprefix(f"{subjects.PREFIX}.")
-        event = {"id": id, "object": "event", "created_at": int(now), "type": EVENT_TYPE}
-        return orjson.dumps({**event, "data": vars(self)})
+        return encode_event(self.subject, EventType.THRESHOLD_REACHED, vars(self), now)

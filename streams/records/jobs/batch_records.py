@@ -59,8 +59,9 @@ class Batch:
     lines before the index `watermark`, which begins at the byte `offset`, have a result. `tries`
     has, by its index, the number of the current try of each line that is not at its first, and how
     many of the earlier ones a worker had begun. `key` is the API key that created it, as JSON
-    without its secret. `paused` stops feeding, `not_before` delays it. `revision` is the sequence
-    of the record in its stream.
+    without its secret. `paused` stops feeding, `not_before` delays it. `event_due` is True from its
+    last status on until the event of that is stored. `revision` is the sequence of the record in
+    its stream.
     """
 
     tenant: str
@@ -91,6 +92,7 @@ class Batch:
     not_before: int = 0
     paused: bool = False
     retry_of: str = ""
+    event_due: bool = False
     revision: int = 0
 
     def pack(self) -> bytes:
@@ -110,6 +112,12 @@ class Batch:
             revision=revision,
         )
 
+    @property
+    def is_over(self) -> bool:
+        """True if no service has anything to do for it: it has ended, and its event is stored."""
+        return self.status.is_final and not self.event_due
+
     def at_status(self, status: BatchStatus, now: int) -> Self:
         """Return the record with another status, which begins now."""
-        return replace(self, status=status, times={**self.times, status.value: now})
+        times = {**self.times, status.value: now}
+        return replace(self, status=status, times=times, event_due=status.is_final)

@@ -35,9 +35,9 @@ class BatchStore:
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     async def list_unfinished(self) -> list[Batch]:
-        """Return all tenants' batches that have not ended."""
+        """Return all tenants' batches that have not ended, or whose event is not stored yet."""
         found = await self._records.list(subjects.ALL_BATCH_RECORDS)
-        return [batch for batch in found if not batch.status.is_final]
+        return [batch for batch in found if not batch.is_over]
 
     async def change(self, batch: Batch, apply: Callable[[Batch], Batch]) -> Batch | None:
         """Store `apply(batch)`, and tell the jobs services; None if the record was removed.

@@ -40,11 +40,14 @@ def to_file(lines: list[Any]) -> tuple[str, bytes]:
 
 @asynccontextmanager
 async def jobs_cell(
-    nats_url: str, window: int = 512, **options: Any
+    nats_url: str, window: int = 512, settings: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
         cell(nats_url, **options) as (gateway, *_),
-        running(jobs.service, jobs_settings(nats_url, id="jobs-1", batch_window=window)),
+        running(
+            jobs.service,
+            jobs_settings(nats_url, id="jobs-1", batch_window=window, **(settings or {})),
+        ),
         sdk(gateway) as client,
     ):
         yield client

@@ -26,9 +26,13 @@ class Answer(NamedTuple):
 
 
 async def batch(gateway: RunningGateway, *words: str) -> Answer:
+    return await command(gateway, "batch", *words)
+
+
+async def command(gateway: RunningGateway, *words: str) -> Answer:
     told = ("--url", gateway.url, "--api-key", KEY)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "millstream", "batch", *words, *told, stdout=-1, stderr=-1
+        sys.executable, "-m", "millstream", *words, *told, stdout=-1, stderr=-1
     )
     out, errors = await process.communicate()
     assert process.returncode is not None

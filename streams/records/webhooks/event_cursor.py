@@ -1,0 +1,24 @@
+"""Cursor of the fan-out: up to which sequence of each stream events have their deliveries."""
+
+from collections.abc import Mapping
+
+import orjson
+
+from streams import subjects, topology
+from streams.broker.broker_client import Broker
+
+
+async def read_cursor(broker: Broker) -> dict[str, int]:
+    """Return the sequence by the stream's name; raises `BrokerUnavailable`."""
+    query = {"last_by_subj": subjects.EVENT_CURSOR}
+    found = await broker.read_from_leader(topology.WEBHOOK_ENDPOINTS, query)
+    cursor: dict[str, int] = orjson.loads(found.data) if found else {}
+    return cursor
+
+
+async def store_cursor(broker: Broker, cursor: Mapping[str, int]) -> None:
+    """Store the sequences. An older one is harmless: the deliveries exist, and are made once.
+
+    Raises `BrokerUnavailable` or `StoreRefused`.
+    """
+    await broker.store(subjects.EVENT_CURSOR, orjson.dumps(cursor), repeats=True)
