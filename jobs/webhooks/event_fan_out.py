@@ -5,6 +5,7 @@ made, and the process died before the cursor was stored, they are made again by 
 record of that event and endpoint exists then.
 """
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -70,12 +71,14 @@ class EventFanOut:
         page = await self._broker.read_filtered(stream, pattern, self._cursor[stream], PAGE)
         if not page.messages:
             return False
-        told: dict[str, list[WebhookEndpoint]] = {}
-        for message in page.messages:
-            tenant = subjects.parse_event_tenant(message.subject)
-            if tenant not in told:
-                told[tenant] = await self._endpoints.list_of(tenant)
-            await self._fan_out(message, told[tenant])
+        tenants = {subjects.parse_event_tenant(message.subject) for message in page.messages}
+        told = {tenant: await self._endpoints.list_of(tenant) for tenant in tenants}
+        await asyncio.gather(
+            *(
+                self._fan_out(each, told[subjects.parse_event_tenant(each.subject)])
+                for each in page.messages
+            )
+        )
         self._cursor[stream] = page.messages[-1].seq
         await event_cursor.store_cursor(self._broker, self._cursor)
         return bool(page.remaining)

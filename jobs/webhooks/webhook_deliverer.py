@@ -6,7 +6,7 @@ one posts the same body with the same id again: at least once, never otherwise.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import structlog
 
@@ -33,6 +33,7 @@ log = structlog.get_logger()
 LOOK_SECONDS = 0.25
 SWEEP_SECONDS = 30.0
 PAUSE_SECONDS = 1.0
+BROKEN_SECONDS = 60.0
 GONE = 410
 GONE_REASON = "it has answered 410 Gone"
 
@@ -89,17 +90,17 @@ class _Leadership:
         self._fan_out = EventFanOut(broker, endpoints, deliveries, self._queue)
         self._read_to = 0  # sequence of the last record that was taken over
         self._wakeup = asyncio.Event()
-        self._next_sweep_at = 0.0  # of the event loop's clock
 
     async def run(self) -> None:
         await self._read_changes()
         await self._fan_out.open()
-        async with asyncio.TaskGroup() as attempts:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look(), name="webhook-events")
+            tasks.create_task(self._sweep(), name="webhook-sweep")
             while True:
                 self._wakeup.clear()
-                await self._look()
                 for key in self._queue.take_due(self._broker.clock.now()):
-                    attempts.create_task(self._attempt(key), name=f"webhook-{key.event}")
+                    tasks.create_task(self._attempt(key), name=f"webhook-{key.event}")
                 PENDING_WEBHOOKS.set(len(self._queue))
                 await self._wait()
 
@@ -111,13 +112,24 @@ class _Leadership:
             return
 
     async def _look(self) -> None:
-        """Take over what is new; what the broker does not do now is left for the next time."""
+        """Take over what is new, beside the attempts."""
+        while True:
+            await self._leave_for_later(self._fan_out.run_once())
+            await self._leave_for_later(self._read_changes())
+            self._wakeup.set()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _sweep(self) -> None:
+        """Remove what is kept no longer, beside the rest: of a busy endpoint that is much."""
+        while True:
+            await self._leave_for_later(self._endpoints.remove_deleted())
+            await self._leave_for_later(self._remove_outdated())
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _leave_for_later(self, step: Awaitable[None]) -> None:
+        """Await a step; what the broker does not do now is tried again the next time."""
         try:
-            await self._fan_out.run_once()
-            await self._read_changes()
-            if (now := asyncio.get_running_loop().time()) >= self._next_sweep_at:
-                self._next_sweep_at = now + SWEEP_SECONDS
-                await self._sweep()
+            await step
         except (MillstreamError, StoreRefused) as error:
             log.warning("webhooks_not_read", reason=str(error))
 
@@ -129,8 +141,7 @@ class _Leadership:
             for delivery in found:
                 self._queue.note(delivery)
 
-    async def _sweep(self) -> None:
-        await self._endpoints.remove_deleted()
+    async def _remove_outdated(self) -> None:
         for revision in self._queue.take_outdated():
             await self._deliveries.remove(revision)
 
@@ -141,6 +152,9 @@ class _Leadership:
         except (MillstreamError, StoreRefused) as error:
             log.warning("webhook_not_noted", endpoint=key.endpoint, reason=str(error))
             self._queue.put_off(key, self._broker.clock.now() + PAUSE_SECONDS)
+        except Exception:  # of one endpoint, which must not stop the others'
+            log.exception("webhook_broke", endpoint=key.endpoint)
+            self._queue.put_off(key, self._broker.clock.now() + BROKEN_SECONDS)
         finally:
             self._queue.release(key, is_failing=is_failing)
             self._wakeup.set()

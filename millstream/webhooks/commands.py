@@ -23,7 +23,7 @@ _ENDPOINTS = "/v1/webhook_endpoints"
 async def list_endpoints(settings: WebhookCommandSettings, stop: asyncio.Event) -> None:
     """Print the endpoints, the newest first; raises as `BatchClient` does."""
     found = await _call(settings, "GET", f"{_ENDPOINTS}?limit=100")
-    _print_rows(found["data"], ("id", "status", "name", "url", "event_types"), settings)
+    _print_rows(found["data"], ("id", "status", "name", "url"), settings)
 
 
 async def create(settings: CreateEndpointSettings, stop: asyncio.Event) -> None:

@@ -1,7 +1,8 @@
 """Webhooks from end to end: the OpenAI SDK, and its own and another verifier of what arrives."""
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
@@ -13,6 +14,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 import jobs.service
 from streams.broker.broker_client import Broker
+from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.webhooks.event_outbox import store_event
 from streams.records.webhooks.events import EventType, WebhookEvent, event_id
 from tests.integration.jobs.test_batches import chat_line, ended, jobs_cell, sdk, submit
@@ -28,6 +30,7 @@ from tests.support.webhook_receiver import (
 )
 
 ENDED: Any = ["batch.completed", "batch.failed"]  # the SDK has a type of its own for them
+THRESHOLD: Any = ["quota.threshold_reached"]
 UNCALLED = [
     "http://example.com/hook",
     "https://127.0.0.1/hook",
@@ -63,7 +66,7 @@ class WebhookCell:
 
     async def deliveries(self, endpoint: str) -> list[dict[str, Any]]:
         """The log of an endpoint, the newest first."""
-        path = f"/webhook_endpoints/{endpoint}/deliveries"
+        path = f"/webhook_endpoints/{endpoint}/deliveries?limit=1000"
         found = await self.client.get(path, cast_to=httpx.Response)
         data: list[dict[str, Any]] = found.json()["data"]
         return data
@@ -74,16 +77,28 @@ class WebhookCell:
         return log[event] if event in log and log[event]["status"] == status else None
 
 
+def deliverer(nats_url: str, name: str = "jobs-1") -> AbstractAsyncContextManager[asyncio.Event]:
+    """A jobs service that tries webhooks again soon."""
+    told = {"webhook_network": LOOPBACK, "webhook_retry_seconds": SOON}
+    return running(jobs.service, jobs_settings(nats_url, id=name, **told))
+
+
 @asynccontextmanager
-async def webhook_cell(nats_url: str, **settings: Any) -> AsyncIterator[WebhookCell]:
-    told = {"webhook_network": LOOPBACK, "webhook_retry_seconds": SOON, **settings}
+async def webhook_gateway(nats_url: str) -> AsyncIterator[WebhookCell]:
+    """A gateway without a jobs service."""
     async with (
         gateways(nats_url, webhook_network=LOOPBACK) as (gateway,),
-        running(jobs.service, jobs_settings(nats_url, id="jobs-1", **told)),
         sdk(gateway) as client,
         connect(nats_url, "test") as broker,
     ):
         yield WebhookCell(gateway, client, broker)
+
+
+@asynccontextmanager
+async def webhook_cell(nats_url: str) -> AsyncIterator[WebhookCell]:
+    """A gateway, and a jobs service beside it."""
+    async with webhook_gateway(nats_url) as cell, deliverer(nats_url):
+        yield cell
 
 
 async def test_the_sdk_keeps_endpoints(nats_url: str) -> None:
@@ -148,6 +163,34 @@ async def test_the_end_of_a_batch_is_told_and_verified(nats_url: str) -> None:
         assert (event.type, event.data.id, event.id) == ("batch.completed", batch.id, webhook.id)
         assert (await client.batches.retrieve(event.data.id)).status == "completed"
         assert Webhook(endpoint.signing_secret).verify(webhook.body, webhook.headers)
+
+
+async def test_a_threshold_of_a_quota_is_told(nats_url: str) -> None:
+    """As an event of our own, with the amounts."""
+    async with webhook_cell(nats_url) as cell, webhook_receiver() as receiver:
+        await cell.client.webhooks.create(name="q", url=receiver.url, event_types=THRESHOLD)
+        reached = QuotaThreshold("acme", "tenant", "tokens_per_day", "2026-11-28", 80, 100, 81)
+        await cell.broker.store(reached.subject, reached.encode(cell.broker.clock.now()))
+        await eventually(lambda: receiver.received)
+        told = receiver.received[0].json
+        assert (told["type"], told["data"]["percent"]) == ("quota.threshold_reached", 80)
+
+
+async def test_several_services_and_those_after_them_deliver_each_event_once(nats_url: str) -> None:
+    """By a lease, and by the cursor and the records that the earlier ones have left."""
+    async with webhook_gateway(nats_url) as cell, webhook_receiver() as receiver:
+        endpoint = await cell.create(receiver)
+        events: list[str] = []
+
+        async def are_delivered() -> bool:
+            log = await cell.deliveries(endpoint.id)
+            return [each["status"] for each in log] == ["delivered"] * len(events)
+
+        for round in range(2):
+            async with deliverer(nats_url, f"jobs-{round}a"), deliverer(nats_url, f"jobs-{round}b"):
+                events.extend([await cell.note() for _ in range(20)])
+                await eventually(are_delivered)
+        assert receiver.ids == dict.fromkeys(events, 1)
 
 
 async def test_a_rotated_secret_still_signs_for_a_day_if_that_is_asked_for(nats_url: str) -> None:
