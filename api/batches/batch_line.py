@@ -125,6 +125,8 @@ def _parse_response(line: BatchLine) -> ResponseRequest:
     body = parse(ResponseRequest, line.body)
     if asked := next((name for name in _OF_THEIR_OWN if getattr(body, name)), None):
         raise UnsupportedValue(f"{asked} is not supported in a batch", asked)
+    if body.truncation == "auto":
+        raise UnsupportedValue("truncation: 'auto' is not supported in a batch", "truncation")
     return body.model_copy(update={"store": False})
 
 

@@ -111,7 +111,7 @@ def response_object(
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": end.usage and _usage(end.usage),
         "user": body.user,
         "metadata": body.metadata or {},

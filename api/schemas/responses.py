@@ -273,7 +273,9 @@ class ResponseRequest(InferenceBody):
     reasoning: Reasoning | None = None
     service_tier: ServiceTier | None = None
     metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=MAX_METADATA)
-    truncation: Annotated[Any, OnlyValues(None, "disabled")] = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        default=None, description="auto: the first items of a conversation that is too long go"
+    )
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: Ignored = None

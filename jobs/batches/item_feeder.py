@@ -79,6 +79,10 @@ class ItemFeeder:
             await self.refuse(tenant.name, ref, request_id, error)
             return 0.0
 
+    async def validate(self, tenant: Tenant, submission: Submission) -> None:
+        """Raise `BadRequest` as the endpoint of an item would; nothing is published."""
+        await self._validator.validate(tenant, submission)
+
     async def publish(
         self, tenant: Tenant, request_id: str, ref: ItemRef, submission: Submission
     ) -> float:

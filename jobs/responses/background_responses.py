@@ -45,16 +45,7 @@ class BackgroundResponses:
         await self._broker.subscribe(subjects.ALL_RESPONSE_CHANGES, self._on_change)
         while True:
             await self._lease.gained.wait()
-            working = asyncio.create_task(self._work(), name="responses-work")
-            losing = asyncio.create_task(self._lease.wait_until_lost(), name="responses-lost")
-            try:
-                await asyncio.wait({working, losing}, return_when=asyncio.FIRST_COMPLETED)
-                if working.done():
-                    working.result()  # it works until it is cancelled
-            finally:
-                for task in (working, losing):
-                    task.cancel()
-                await asyncio.gather(working, losing, return_exceptions=True)
+            await self._lease.run_while_held(self._work())
 
     async def _on_change(self, msg: Msg) -> None:
         key = subjects.parse_request_id(msg.subject)

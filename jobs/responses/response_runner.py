@@ -5,6 +5,7 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import structlog
 from nats.aio.msg import Msg
@@ -12,11 +13,13 @@ from nats.aio.msg import Msg
 from api.endpoints.completion_endpoint import CHAT
 from api.responses.chat_translation import to_chat
 from api.responses.conversation import head_of, read_earlier
-from api.responses.response_bodies import ResponseEnd
+from api.responses.response_bodies import ResponseEnd, response_id
+from api.responses.truncation import fit_chat
 from api.submission.submission_record import Submission
 from jobs.batches.item_feeder import BatchRefused, ItemFeeder
 from jobs.metrics import RESPONSES
 from registry.store import Registry
+from registry.tenant_records import Tenant
 from streams import subjects
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BadRequest, Ended, Forbidden, MillstreamError, NoWorkers, Refused
@@ -24,6 +27,8 @@ from streams.records.jobs.item_results import CANCELLED, ItemResult
 from streams.records.jobs.result_store import has_failed_try
 from streams.records.responses.response_records import ITEM, StoredResponse, make_item_ref
 from streams.records.responses.response_store import ResponseStore
+from streams.records.webhooks.event_outbox import store_event
+from streams.records.webhooks.events import EventType, WebhookEvent
 
 log = structlog.get_logger()
 
@@ -81,7 +86,7 @@ class ResponseRunner:
         if response.is_gone(self._broker.clock.now()):
             return await self._remove(response)
         if result := await self._store.find_result(response):
-            self._settle(result)
+            await self._settle(result)
             return None
         if response.is_cancelled:
             return await self._cancel(response)
@@ -91,9 +96,11 @@ class ResponseRunner:
             await self._publish(response)
         return min(TICK_SECONDS, max(0.0, self._due - time.monotonic()))
 
-    def _settle(self, result: ItemResult) -> None:
-        """Note that a background response has ended."""
+    async def _settle(self, result: ItemResult) -> None:
+        """Tell webhooks that a background response has ended; again, if this process dies now."""
         status = ResponseEnd.from_result(result).status
+        event = WebhookEvent(self._tenant, EventType(f"response.{status}"), response_id(self._id))
+        await store_event(self._broker, event)
         RESPONSES.labels(status).inc()
         self._logger.info("response_ended", status=status, code=result.code)
 
@@ -138,7 +145,7 @@ class ResponseRunner:
         ref = make_item_ref(response.id, response.attempt)
         try:
             tenant = self._feeder.find_tenant(response.tenant, response.key)
-            submission = await self._build_submission(response)
+            submission = await self._build_submission(response, tenant)
             seconds = await self._feeder.publish(tenant, response.request_id, ref, submission)
         except BadRequest as error:
             await self._refuse(response, error)
@@ -154,10 +161,14 @@ class ResponseRunner:
             seconds = RETRY_SECONDS
         self._due = time.monotonic() + seconds
 
-    async def _build_submission(self, response: StoredResponse) -> Submission:
+    async def _build_submission(self, response: StoredResponse, tenant: Tenant) -> Submission:
         body = head_of(response).body
         earlier = await read_earlier(self._store, self._registry, response.tenant, body)
-        (submission,) = CHAT.to_submissions(to_chat(body, earlier))
+        if body.truncation == "auto":
+            chat = await fit_chat(body, earlier, partial(self._feeder.validate, tenant))
+        else:
+            chat = to_chat(body, earlier)
+        (submission,) = CHAT.to_submissions(chat)
         return submission
 
     async def _refuse(self, response: StoredResponse, error: MillstreamError) -> None:

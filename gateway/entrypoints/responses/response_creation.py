@@ -1,6 +1,7 @@
 """Creates responses: answered whole, streamed, or left to the jobs services in the background."""
 
 import secrets
+from functools import partial
 
 import orjson
 import structlog
@@ -15,6 +16,7 @@ from api.responses.chat_translation import to_chat
 from api.responses.conversation import head_of, read_earlier
 from api.responses.response_bodies import ResponseEnd, ResponseHead, response_object
 from api.responses.response_events import ResponseEvents
+from api.responses.truncation import fit_chat
 from api.schemas.completions import ChatRequest
 from api.schemas.responses import ResponseRequest
 from api.submission.submission_record import Submission
@@ -52,9 +54,15 @@ async def serve(
 
     A response that is stored can be read at any gateway before its client is told of it.
     """
+    if body.is_stored:
+        context.result_space.check()
     tenant, data = principal.tenant.name, _pack_body(context, body)
     earlier = await read_earlier(context.responses, context.registry, tenant, body)
-    chat = await context.offload_thread.run(len(data), to_chat, body, earlier)
+    if body.truncation == "auto":
+        validate = partial(context.validator.validate, principal.tenant)
+        chat = await fit_chat(body, earlier, validate)
+    else:
+        chat = await context.offload_thread.run(len(data), to_chat, body, earlier)
     (submission,) = CHAT.to_submissions(chat)
     if body.background:
         await context.validator.validate(principal.tenant, submission)

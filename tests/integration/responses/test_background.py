@@ -12,6 +12,7 @@ import gpu_worker.service
 import jobs.service
 from streams import subjects, topology
 from streams.broker.broker_client import Broker
+from tests.integration.jobs.test_batches import jobs_cell
 from tests.integration.responses.test_responses_sdk import sdk
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
@@ -22,6 +23,7 @@ from tests.support.services import (
     running,
     worker_settings,
 )
+from tests.support.webhook_receiver import LOOPBACK, webhook_receiver
 
 SLOW = {"ttft_ms": 1, "itl_ms": 20}
 
@@ -180,3 +182,28 @@ async def test_a_background_response_waits_for_a_worker_beyond_its_deadline(nats
             response = await ended(client, made.id)
             assert response.status == "incomplete"
             assert len(response.output_text) > 0
+
+
+async def test_the_end_of_a_background_response_is_told_to_webhooks(nats_url: str) -> None:
+    """Once, after it can be read; that of any other response is not."""
+    async with (
+        webhook_receiver() as receiver,
+        jobs_cell(
+            nats_url, settings={"webhook_network": LOOPBACK}, webhook_network=LOOPBACK
+        ) as client,
+    ):
+        endpoint = await client.webhooks.create(
+            name="ours",
+            url=receiver.url,
+            event_types=["response.completed", "response.incomplete", "response.failed"],
+        )
+        asked: dict[str, Any] = {"model": "mock", "input": "hi", "max_output_tokens": 4}
+        await client.responses.create(**asked)
+        made = await client.responses.create(**asked, background=True)
+        await eventually(lambda: receiver.received)
+        (webhook,) = receiver.received
+        event: Any = client.webhooks.unwrap(
+            webhook.body, webhook.headers, secret=endpoint.signing_secret
+        )
+        assert (event.type, event.data.id) == ("response.incomplete", made.id)
+        assert await status_of(client, made.id) == "incomplete"

@@ -131,6 +131,20 @@ async def test_instructions_are_not_inherited(nats_url: str) -> None:
         assert continued.instructions is None
 
 
+async def test_a_conversation_that_is_too_long_loses_its_beginning(nats_url: str) -> None:
+    """Where the client wants that, else it is refused."""
+    async with cell(nats_url) as (gateway,), sdk(gateway) as client:
+        asked: Any = [{"role": "user", "content": str(turn) * 4000} for turn in range(5)]
+        made = await client.responses.create(
+            model="mock", input=asked, max_output_tokens=4, truncation="auto"
+        )
+        assert made.usage is not None
+        assert 4000 < made.usage.input_tokens < 8192
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(model="mock", input=asked, max_output_tokens=4)
+        assert refused.value.code == "context_length_exceeded"
+
+
 async def test_an_idempotency_key_leads_to_the_same_response(nats_url: str) -> None:
     """At any gateway, with one record."""
     async with cell(nats_url, 2) as (first, second), sdk(first) as client, sdk(second) as other:

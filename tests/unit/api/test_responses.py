@@ -17,11 +17,13 @@ from api.responses.response_bodies import (
 )
 from api.responses.response_events import ResponseEvents, encode_event
 from api.responses.stored_events import iterate_events, result_object
+from api.responses.truncation import fit_chat
 from api.schemas.parsing import parse
 from api.schemas.responses import ResponseRequest
+from api.submission.submission_record import Submission
 from api.tool_calls import HERMES, ToolParser
 from registry.models import mock_model
-from streams.errors import BadRequest, NotFound, UnsupportedValue
+from streams.errors import BadRequest, ContextLengthExceeded, NotFound, UnsupportedValue
 from streams.messages import openai_usage
 from streams.records.jobs.item_results import ItemResult, build_result
 from streams.subjects import Priority
@@ -90,7 +92,6 @@ def test_options_are_those_of_the_chat() -> None:
         ({"input": [{"type": "reasoning"}]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"truncation": "auto"}, "truncation"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"include": ["file_search_call.results"]}, "include[0]"),
@@ -203,6 +204,39 @@ def test_an_end_without_text_says_why() -> None:
     assert response["usage"]["total_tokens"] == 12
 
 
+async def fitted(limit: int, count: int) -> list[str]:
+    """The texts that stay of turns of a user and an assistant where `limit` messages fit."""
+    tries = 0
+
+    async def validate(submission: Submission) -> None:
+        nonlocal tries
+        tries += 1
+        assert submission.chat
+        if len(submission.chat) > limit:
+            raise ContextLengthExceeded(len(submission.chat), 1, limit, "mock")
+
+    items = [
+        {"role": role, "content": f"{role} {turn}"}
+        for turn in range(count)
+        for role in ("user", "assistant")
+    ]
+    asked = request(input=[*items[1:], {"role": "user", "content": "last"}], instructions="be kind")
+    earlier = request(input=items[:1]).input
+    chat = await fit_chat(asked, earlier, validate)
+    assert tries <= 2 + count.bit_length()
+    return [message["content"] for message in chat.template_messages]
+
+
+async def test_what_is_too_long_loses_its_beginning() -> None:
+    """As little as must go, up to a message of a user; instructions stay."""
+    assert len(await fitted(100, 8)) == 18
+    assert await fitted(5, 8) == ["be kind", "user 7", "assistant 7", "last"]
+    assert (await fitted(7, 8))[1] == "user 6"
+    assert await fitted(2, 8) == ["be kind", "last"]
+    with pytest.raises(ContextLengthExceeded):
+        await fitted(1, 8)
+
+
 def test_the_input_is_listed_as_items() -> None:
     """Each with an id, whichever way it was written."""
     items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -223,6 +257,11 @@ def test_a_line_of_a_batch_may_be_a_response() -> None:
     assert body == result_object(head(store=False), mock_model("mock"), result_of([(2, "yes")])) | {
         "created_at": 5
     }
-    for name, value in (("stream", True), ("background", True), ("previous_response_id", "resp_")):
+    for name, value in (
+        ("stream", True),
+        ("background", True),
+        ("previous_response_id", "resp_"),
+        ("truncation", "auto"),
+    ):
         with pytest.raises(UnsupportedValue):
             parse_body(BatchLine("a", line.url, {**line.body, name: value}))
