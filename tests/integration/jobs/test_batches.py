@@ -324,6 +324,6 @@ async def test_files_of_an_ended_batch_are_written_again_as_they_were(nats_url: 
         registry = await Registry.open(broker)
         for _ in range(2):
             again = await write_files(broker, registry, batch, source)
-            assert (f"file-{again.output}", again.error) == (told.output_file_id, "")
+            assert (f"file-{again.output.id}", again.error.id) == (told.output_file_id, "")
         await registry.close()
         assert len(await lines_of(client, told.output_file_id)) == 1
