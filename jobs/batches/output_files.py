@@ -62,9 +62,10 @@ async def _begin(files: FileStore, file: StoredFile) -> StoredFile:
     try:
         return await files.find(file.tenant, file.id) or await files.create(file, _UNLIMITED)
     except RecordChanged as known:
-        if known.newer is None:
+        newest: StoredFile | None = known.newer
+        if newest is None:
             raise
-        return known.newer
+        return newest
 
 
 async def _finish(files: FileStore, file: StoredFile, part: FilePart) -> str:
