@@ -16,6 +16,7 @@ from tests.chaos.recording_client import Record
 ANSWER_SECONDS = 5.0
 PAUSE_SECONDS = 0.25
 ENDPOINT = "/v1/completions"
+DEADLINE_MS = 30_000  # after which a line whose request was lost with its stream is tried again
 FINAL = ("completed", "failed", "expired", "cancelled")
 NOT_FOUND = "not found"
 
@@ -100,6 +101,7 @@ def _line(ask: PlannedRequest) -> dict[str, Any]:
         "prompt": ask.prompt,
         "max_tokens": ask.max_tokens,
         "seed": ask.seed,
+        "deadline_ms": DEADLINE_MS,
     }
     return {"custom_id": ask.name, "method": "POST", "url": ENDPOINT, "body": body}
 

@@ -26,20 +26,23 @@ async function* readStored(nc, subject, after) {
   }
 }
 
-// Every record of one request, once: what was missed is read where it is stored.
+// Every record of one request, each chunk once: what was missed is read where it is stored. So is a
+// log that brokers have lost and a worker has put back, under other sequences.
 async function* readReplies(nc, replies) {
-  let last = 0;
+  let last = 0; // the last record's sequence
+  let received = 0; // tokens that came
   for await (const message of replies) {
-    const before = Number(message.headers.get("Nats-Last-Sequence"));
     const sequence = Number(message.headers.get("Nats-Sequence"));
-    if (before > last)
-      for await (const [stored, record] of readStored(nc, message.subject, last)) {
-        last = stored;
-        yield decode(record);
-      }
-    if (sequence > last) {
-      last = sequence;
-      yield decode(message.data);
+    if (sequence === last) continue;
+    const isNext = Number(message.headers.get("Nats-Last-Sequence")) === last;
+    const heard = [[sequence, message.data]];
+    for await (const [stored, packed] of isNext ? heard : readStored(nc, message.subject, 0)) {
+      last = stored;
+      const record = decode(packed);
+      const end = (record.index ?? received) + (record.count ?? 1);
+      if (end <= received) continue;
+      if (record.type === "chunk") received = end;
+      yield record;
     }
   }
 }

@@ -36,17 +36,24 @@ async def read_stored(nc: Client, subject: str, after: int) -> AsyncIterator[tup
 
 
 async def read_replies(nc: Client, replies: Subscription) -> AsyncIterator[dict[str, Any]]:
-    """Every record of one request, once: what was missed is read where it is stored."""
-    last = 0
+    """Every record of one request, each chunk once: what was missed is read where it is stored.
+
+    So is a log that brokers have lost and a worker has put back, under other sequences.
+    """
+    last = received = 0  # the last record's sequence, and how many tokens came
     async for message in replies.messages:
         headers = message.headers or {}
-        if int(headers["Nats-Last-Sequence"]) > last:
-            async for seq, record in read_stored(nc, message.subject, last):
-                last = seq
-                yield msgpack.unpackb(record)
-        if int(headers["Nats-Sequence"]) > last:
-            last = int(headers["Nats-Sequence"])
-            yield msgpack.unpackb(message.data)
+        found = [(int(headers["Nats-Sequence"]), message.data)]
+        if found[0][0] == last:
+            continue
+        if int(headers["Nats-Last-Sequence"]) != last:
+            found = [stored async for stored in read_stored(nc, message.subject, 0)]
+        for sequence, packed in found:
+            last, record = sequence, msgpack.unpackb(packed)
+            end = record.get("index", received) + record.get("count", 1)
+            if end > received:
+                received = end if record["type"] == "chunk" else received
+                yield record
 
 
 async def main(prompt: str = "The old mill by the stream") -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from gateway.replies.stored_records import StoredRecords
 from millstream.tenants.examples.producer import read_replies, read_stored
-from streams import messages, topology
+from streams import messages, subjects, topology
 from streams.accounts.access import UserClass
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
@@ -103,6 +103,25 @@ async def test_a_producer_that_missed_replies_reads_them(broker: Broker) -> None
     await log.append(DONE)
     found = [(await anext(records)) for _ in range(3)]
     assert [record.get("index") for record in found] == [3, 4, None]
+
+
+async def test_a_log_that_was_put_back_is_read_by_its_chunks(broker: Broker) -> None:
+    """The brokers have lost their memory; sequences are others, and some replies were missed."""
+    log = TokenLog(broker, ADDRESS, shards=1)
+    replies = await broker.client.subscribe(REPLY)
+    await broker.client.flush()
+    await log.append_packed([chunk(0), chunk(1)])
+    records = read_replies(broker.client, replies)
+    assert [(await anext(records))["index"] for _ in range(2)] == [0, 1]
+    stored = await broker.read_subject("TOKENS_0", subjects.log(ADDRESS, 1))
+    await broker.js.purge_stream("TOKENS_0")
+    again = TokenLog(broker, ADDRESS, shards=1)
+    await again.append_packed([message.data for message in stored])
+    await replies.next_msg(60)
+    await again.append_packed([chunk(2)])
+    await again.append(DONE)
+    found = [await anext(records) for _ in range(2)]
+    assert [record.get("index") for record in found] == [2, None]
 
 
 @pytest.mark.parametrize(
