@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from api.batches.input_lines import MAX_LINES
 from streams.base_settings import ServiceSettings
 
 
@@ -11,4 +12,6 @@ class JobsSettings(ServiceSettings):
     batch_window: int = Field(
         512, ge=1, le=1024, description="requests of one batch that are under way at once"
     )
-    max_batch_lines: int = Field(100_000, ge=1, description="most lines of a batch's input")
+    max_batch_lines: int = Field(
+        100_000, ge=1, le=MAX_LINES, description="most lines of a batch's input"
+    )
