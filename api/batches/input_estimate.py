@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from api.batches.batch_line import BatchLine, InputLine, WrongLine, parse_line
-from api.batches.input_lines import iterate_lines
+from api.batches.input_lines import MAX_LINES, iterate_lines
 from api.endpoints.completion_endpoint import COMPLETION
 from registry.models import Model
 from registry.price_book import PriceBook
@@ -69,9 +69,15 @@ class InputEstimator:
         self._random = Random(0)  # the same input has the same estimate
 
     async def read(self, files: FileStore, file: StoredFile, endpoint: str) -> InputEstimate:
-        """Read a file to its end; raises `ChunkMissing` or `BrokerUnavailable`."""
+        """Read a file to its end.
+
+        Raises `BadRequest` for more than `MAX_LINES` (1,000,000) lines, `ChunkMissing`, or
+        `BrokerUnavailable`.
+        """
         found = InputEstimate()
         async for line in iterate_lines(files, file):
+            if line.index >= MAX_LINES:
+                raise BadRequest(f"the file has more than {MAX_LINES} lines", "input_file_id")
             self._add(found, line, endpoint)
             if not line.index % _BREATH_LINES:
                 await asyncio.sleep(0)
@@ -94,7 +100,7 @@ class InputEstimator:
         share.bytes += size
         tokens = self._most_tokens(line, model)
         share.completion_tokens += tokens
-        found.result_bytes += _answer_bytes(line, model, tokens)
+        found.result_bytes += answer_bytes(line, model, tokens)
         self._sample(found, line, size)
 
     def _sample(self, found: InputEstimate, line: BatchLine, size: int) -> None:
@@ -117,7 +123,8 @@ class InputEstimator:
         return min(wanted, *(limit for limit in limits if limit is not None))
 
 
-def _answer_bytes(line: BatchLine, model: Model, tokens: int) -> int:
+def answer_bytes(line: BatchLine, model: Model, tokens: int) -> int:
+    """Return the most bytes that the answer to a line takes, if it has so many tokens at most."""
     body = line.body
     if model.task == "generate":
         if not body.get("logprobs"):

@@ -7,6 +7,7 @@ from streams.records.file_records import StoredFile
 from streams.records.file_store import FileStore
 
 MAX_LINE_BYTES = 1_000_000  # as a gateway takes a body
+MAX_LINES = 1_000_000  # of any batch; jobs services take fewer
 
 
 async def iterate_lines(
