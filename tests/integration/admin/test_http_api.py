@@ -1,12 +1,15 @@
 """The admin API over HTTP: who comes in, what is stored, what is refused."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from admin.http_server import listen
 from api.wrong_keys import BURST
 from millstream.admin.admin_client import AdminRefused, HttpAdminClient, list_all
 from registry.models import Adapter, Version, mock_model
@@ -234,3 +237,13 @@ async def test_it_stops_while_a_client_is_connected(nats_url: str) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
     writer.close()
+
+
+def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
+    """A body is sent after its head, which Nagle's algorithm would hold back for 40 ms."""
+    with closing(listen("127.0.0.1", 0)) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()[:2]):
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

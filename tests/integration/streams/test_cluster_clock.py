@@ -21,6 +21,7 @@ from streams.messages import LedgerRecord, RefusalCounts
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import KEY, RunningGateway, register
+from tests.support.keys import operator, pepper_file
 from tests.support.ports import free_port
 from tests.support.service_process import ServiceProcess
 from tests.support.services import MAX_QUEUED, service_settings
@@ -71,10 +72,10 @@ async def test_nobody_tells_the_time_before_there_are_streams(nats_url: str) -> 
 async def hours_apart(nats_url: str, logs: Path) -> AsyncIterator[RunningGateway]:
     """A gateway and what it needs; each is a process with a wall clock that is wrong."""
     await register(nats_url, itl_ms=10)
-    port = free_port()
+    port, pepper = free_port(), pepper_file(logs)
     own: dict[str, tuple[int, dict[str, Any]]] = {
         "admin": (2 * HOUR, {"api_key": KEY}),
-        "gateway": (-HOUR, {"port": port}),
+        "gateway": (-HOUR, {"port": port, "key_pepper_file": pepper}),
         "dispatcher": (HOUR, {}),
         "worker": (-2 * HOUR, {"model": "mock"}),
     }
@@ -101,6 +102,27 @@ async def test_wall_clocks_that_are_hours_off_cost_no_request_its_time(
         assert last["timing"]["total"] < HOUR * 1000
         await socket.generate("late", max_tokens=4000, deadline_ms=3000)
         assert (await socket.receive_rest("late"))[-1]["code"] == "deadline_exceeded"
+
+
+async def test_a_wall_clock_that_is_an_hour_off_lets_no_key_work_longer(
+    nats_url: str, tmp_path: Path
+) -> None:
+    """By the gateway's own clock the key would work for another hour."""
+    async with hours_apart(nats_url, tmp_path) as gateway, operator(nats_url) as op:
+        lasting, _ = await op.create(tenant="default", expires_at=time.time() + HOUR / 2)
+        ending, record = await op.create(tenant="default", expires_at=time.time() + HOUR / 2)
+
+        async def status_of(key: str) -> int:
+            return (await gateway.complete(key=key)).status
+
+        async def has_status(key: str, wanted: int) -> bool:
+            return await status_of(key) == wanted
+
+        await eventually(lambda: has_status(ending, 200))
+        await op.keys.change(record.id, {"expires_at": time.time() + 0.1}, time.time())
+        await eventually(lambda: has_status(ending, 401))
+        assert (await gateway.complete(key=ending)).error["code"] == "key_expired"
+        assert await status_of(lasting) == 200
 
 
 async def test_wall_clocks_that_are_hours_off_bill_at_the_right_time(
