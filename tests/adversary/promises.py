@@ -64,7 +64,7 @@ class Promise:
             return list(self.asks)
         values = {**self.pins.values(), "tenant": (MALLORY,)}
         rights = [r for r in access.rights_of(self.user_class) if r.action == "publish"]
-        found = dict.fromkeys(s for r in rights for s in fill(r.subject, values))
+        found = dict.fromkeys(s for r in rights for s in fill(r.local or r.subject, values))
         return [_sample(each) for each in found]
 
 
@@ -86,6 +86,10 @@ _TENANT = Promise(
         f"infer.submit.{MALLORY}.*.*",
         f"infer.cancel.{MALLORY}.*",
         f"infer.records.{MALLORY}.*.*",
+        f"infer.jobs.{MALLORY}.*",
+        f"ANSWERS.API.DIRECT.GET.ANSWERS_{MALLORY}",
+        f"ANSWERS.API.DIRECT.GET.ANSWERS_{MALLORY}.infer.answer.{MALLORY}.>",
+        f"ANSWERS.API.STREAM.PURGE.ANSWERS_{MALLORY}",
     ),
     causes=(
         f"infer.heard.cancel.{MALLORY}.*",
@@ -105,6 +109,7 @@ _WORKER = Promise(
         f"infer.ledger.*.{SECOND}",
         "infer.usage.*.*.*.*",
         f"infer.dead.*.{SECOND}",
+        "infer.answer.*.>",
         f"infer.fleet.{SECOND}.{STOLEN}",
         f"infer.muster.{SECOND}",
         f"infer.draining.{STOLEN}",
