@@ -13,7 +13,12 @@ _HOURS = {"h": 1, "d": 24}
 
 def batch_id(batch: Batch) -> str:
     """Return the id by which clients know a batch."""
-    return f"{_BATCH}{batch.id}"
+    return batch_id_of(batch.id)
+
+
+def batch_id_of(bare: str) -> str:
+    """Return the id by which clients know the batch whose record has the id `bare`."""
+    return f"{_BATCH}{bare}"
 
 
 def parse_batch_id(told: str) -> str:

@@ -23,6 +23,7 @@ from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
 from gateway.context import GatewayContext
 from gateway.entrypoints.nats_ingress import NatsIngress
+from gateway.entrypoints.nats_jobs import NatsJobs
 from gateway.entrypoints.routes import build_app
 from gateway.metrics import observe_unusable
 from gateway.replies.relay import Relay
@@ -183,6 +184,7 @@ async def _build_context(
         EndpointStore(broker),
         DeliveryStore(broker),
     )
+    await NatsJobs(context).open()
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)
     streams.on_change = partial(_handle_unusable_streams, context)

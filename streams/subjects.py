@@ -780,6 +780,12 @@ def submissions(tenant: str) -> str:
     return f"{PREFIX}.submit.{token(tenant)}.*.*"
 
 
+def parse_job_question(subject: str) -> tuple[str, str]:
+    """Return tenant and operation of a subject that `ALL_JOBS` matches."""
+    _, _, tenant, operation = subject.split(".")
+    return tenant, operation
+
+
 def answer(tenant: str, key: str) -> str:
     """Return the subject on which the durable answer to a producer's request is stored.
 
@@ -908,6 +914,7 @@ WRITTEN_BY_ANY = f"{PREFIX}.written"  # asks all workers; the one that writes th
 ALL_RECORDS = f"{PREFIX}.records.*.*.*"  # asks a gateway for stored records of a log
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
+ALL_JOBS = f"{PREFIX}.jobs.*.*"  # producers ask a gateway for what concerns their batches
 ALL_ANSWERS = f"{PREFIX}.answer.*.>"  # and their parts
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
 ALL_RESERVATIONS = f"{PREFIX}.reservation.*"

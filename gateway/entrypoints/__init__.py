@@ -13,4 +13,5 @@ websocket_reply        the reply to one request on a WebSocket, frame by frame
 plain_responses        JSON, pages of lists, and bodies in pieces
 files/                 files of any size: `/v1/files` and `/v1/uploads`
 nats_ingress           pulls a tenant's submissions from its stream
+nats_jobs              batches of producers that speak NATS alone
 """

@@ -30,7 +30,7 @@ MAX_PAGE_BYTES = 262_144
 QUEUE = "gateways"
 # What the servers make of a reply subject that crosses accounts, and clients' own; on any other one
 # an answer would be taken for something else, with this gateway's rights
-_REPLIES = ("_R_.", "_INBOX.")
+REPLIES = ("_R_.", "_INBOX.")
 _MAX_QUESTION_BYTES = 256
 _JSON = "application/json"
 _SEQUENCES = range(2**63)
@@ -56,7 +56,7 @@ class StoredRecords:
         await self._broker.subscribe(subjects.ALL_RECORDS, self._on_question, queue=QUEUE)
 
     async def _on_question(self, msg: Msg) -> None:
-        if not msg.reply.startswith(_REPLIES):
+        if not msg.reply.startswith(REPLIES):
             return
         pack = _pack_json if (msg.headers or {}).get(ACCEPT) == _JSON else messages.pack
         answer = pack(await self._answer(msg))

@@ -13,7 +13,8 @@ from streams.errors import MillstreamError
 _CONSTANT = re.compile(
     r'^(?P<begin>(?:const )?(?P<name>[A-Z]+) = )(?P<value>"[^"]*")', re.MULTILINE
 )
-EXAMPLES = ("producer.py", "producer.mjs", "durable.py", "durable.mjs", "package.json")
+_PROGRAMS = ("producer", "durable", "job")
+EXAMPLES = (*(f"{name}.{kind}" for name in _PROGRAMS for kind in ("py", "mjs")), "package.json")
 
 
 class ProducerFilesNotWritten(MillstreamError):

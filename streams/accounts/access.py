@@ -278,6 +278,7 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
         *make.hears(make.own, "load", subjects.ALL_PRESSURE),
         *make.hears(make.own, "producers' missed replies", subjects.ALL_RECORDS),
+        *make.hears(make.own, "producers' batches", subjects.ALL_JOBS),
         *make.hears(make.own, "whose request it is", subjects.ALL_READERS, subjects.ALL_FINDS),
         *make.publishes(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
         *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
@@ -461,6 +462,7 @@ def _tenant(make: _Rights) -> list[Right]:
         *make.publishes(BrokerAccount.WORK, "submit", "infer.submit.{tenant}.*.*"),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.{tenant}.*"),
         *make.publishes(BrokerAccount.SERVICES, "missed replies", "infer.records.{tenant}.*.*"),
+        *make.publishes(BrokerAccount.SERVICES, "batches", "infer.jobs.{tenant}.*"),
         *make.hears(BrokerAccount.WORK, "replies", "infer.reply.{tenant}.>"),
         *make.reads_answers(),
     ]

@@ -73,7 +73,7 @@ class Promise:
             return list(self.asks)
         values = {**self.pins.values(), "tenant": (MALLORY,)}
         rights = [r for r in access.rights_of(self.user_class) if r.action == "publish"]
-        found = dict.fromkeys(s for r in rights for s in fill(r.subject, values))
+        found = dict.fromkeys(s for r in rights for s in fill(r.local or r.subject, values))
         return [_sample(each) for each in found if _EMPTIES not in each]
 
 
@@ -95,6 +95,10 @@ _TENANT = Promise(
         f"infer.submit.{MALLORY}.*.*",
         f"infer.cancel.{MALLORY}.*",
         f"infer.records.{MALLORY}.*.*",
+        f"infer.jobs.{MALLORY}.*",
+        f"ANSWERS.API.DIRECT.GET.ANSWERS_{MALLORY}",
+        f"ANSWERS.API.DIRECT.GET.ANSWERS_{MALLORY}.infer.answer.{MALLORY}.>",
+        f"ANSWERS.API.STREAM.PURGE.ANSWERS_{MALLORY}",
     ),
     causes=(
         f"infer.heard.cancel.{MALLORY}.*",
@@ -117,6 +121,7 @@ _WORKER = Promise(
         "infer.result.>",
         "infer.usage.*.*.*.*",
         f"infer.dead.*.{SECOND}",
+        "infer.answer.*.>",
         f"infer.fleet.{SECOND}.{STOLEN}",
         f"infer.muster.{SECOND}",
         f"infer.draining.{STOLEN}",

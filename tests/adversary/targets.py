@@ -12,7 +12,7 @@ from streams.subjects import Lane, LogAddress, PoolKey, Priority
 
 MARK = "adversary"  # in each name that an adversary makes up, so that what comes of it is found
 DAY = "2026-11-28"
-API_PREFIXES = ("$JS.API", "CONTROL.API", "WORK.API")
+API_PREFIXES = ("$JS.API", "CONTROL.API", "WORK.API", "ANSWERS.API")
 SERVERS_OWN = (
     "$SYS.REQ.CLAIMS.UPDATE",
     "$SYS.REQ.CLAIMS.DELETE",
@@ -124,6 +124,7 @@ def _stored(names: Names) -> list[str]:
         subjects.GONE,
         subjects.submissions(tenant).replace("*.*", f"{model}.batch"),
         subjects.closed_submissions(tenant),
+        subjects.answer(tenant, request),
     ]
 
 
@@ -138,6 +139,7 @@ def _heard(names: Names) -> list[str]:
         f"infer.records.{tenant}.{names.route}.{request}",
         subjects.resulted(tenant, names.batch).replace(">", "0").replace("*", "0"),
         subjects.batch_changed(tenant, names.batch),
+        f"infer.jobs.{tenant}.status",
         subjects.fleet(model, names.worker),
         subjects.muster(model),
         subjects.pressure(model),
@@ -172,9 +174,10 @@ class Call:
 
 
 def stream_names(*tenants: str) -> list[str]:
-    """Every stream and bucket, with the ingress streams of some tenants."""
-    ingress = [topology.ingress_stream_name(tenant) for tenant in tenants]
-    return list(dict.fromkeys([*topology.stream_names(1), *BUCKETS, *ingress]))
+    """Every stream and bucket, with the streams of some tenants."""
+    makers = (topology.ingress_stream_name, topology.answers_stream_name)
+    own = [make(tenant) for tenant in tenants for make in makers]
+    return list(dict.fromkeys([*topology.stream_names(1), *BUCKETS, *own]))
 
 
 def api_calls(stream: str, names: Names, prefix: str) -> Iterator[Call]:

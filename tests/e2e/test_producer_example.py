@@ -1,6 +1,7 @@
 """The producers that `tenants add --producer` writes, run as they stand."""
 
 import json
+import re
 import stat
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.tenants.producer_files import EXAMPLES
+from streams.subjects import unescape
 from tests.support.millstream_up import MillstreamUp, run_millstream
 
 MODULES = Path(__file__).parents[2] / "build/node/node_modules"
@@ -61,6 +63,35 @@ def test_durable_answers_are_read_by_both(producer: Path) -> None:
     link_modules(producer)
     check_answer([sys.executable, str(producer / "durable.py"), "python-1"])
     check_answer(["node", str(producer / "durable.mjs"), "node-1"])
+
+
+@pytest.mark.parametrize("command", [sys.executable, "node"])
+def test_a_batch_runs_with_a_nats_client_alone(
+    producer: Path, tmp_path: Path, command: str
+) -> None:
+    """Lines in, results out, in order."""
+    link_modules(producer)
+    model = _model_of(producer)
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    lines = [
+        {"custom_id": f"l{n}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for n in range(5)
+    ]
+    source, results = tmp_path / "lines.jsonl", tmp_path / "results.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    program = producer / ("job.mjs" if command == "node" else "job.py")
+    words = [command, str(program), str(source), str(results)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "completed" in done.stdout
+    found = [json.loads(line)["custom_id"] for line in results.read_text().splitlines()]
+    assert found == [line["custom_id"] for line in lines]
+
+
+def _model_of(producer: Path) -> str:
+    """The model for which the command has written the programs, as it is in a subject."""
+    (told,) = re.findall(r'^MODEL = "(.*)"$', (producer / "producer.py").read_text(), re.MULTILINE)
+    return unescape(told)
 
 
 def test_a_tenant_is_made_used_and_cut_off(mock_up: MillstreamUp, tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
 """Creates batches: of a file that a client has stored, or of the failed lines of another batch."""
 
-from secrets import token_bytes, token_hex
+from secrets import token_bytes
 
 import structlog
 
 from api import batch_bodies, file_bodies
-from api.authentication.authenticator import Principal
 from api.batches.input_estimate import InputEstimate, InputEstimator
 from api.schemas.batches import BatchOptions
 from api.schemas.files import MAX_EXPIRY_SECONDS
 from gateway.context import GatewayContext
 from gateway.entrypoints.files.file_routes import find_ready
-from gateway.entrypoints.files.transfers import transfer
+from registry.tenant_records import Tenant
 from streams.errors import BadRequest
 from streams.records.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
@@ -21,9 +20,9 @@ from streams.records.jobs.run_hours import RunHours
 log = structlog.get_logger()
 
 
-async def find_input(context: GatewayContext, principal: Principal, told: str) -> StoredFile:
+async def find_input(context: GatewayContext, tenant: str, told: str) -> StoredFile:
     """Return a tenant's file for batches; raises `NotFound`, or `BadRequest` for another file."""
-    file = await find_ready(context, principal, told)
+    file = await find_ready(context, tenant, told)
     if file.purpose != file_bodies.BATCH:
         raise BadRequest(
             f"the file {told!r} has the purpose {file.purpose!r}, not 'batch'", "input_file_id"
@@ -32,26 +31,29 @@ async def find_input(context: GatewayContext, principal: Principal, told: str) -
 
 
 async def estimate_input(
-    context: GatewayContext, principal: Principal, file: StoredFile, endpoint: str
+    context: GatewayContext, tenant: Tenant, file: StoredFile, endpoint: str
 ) -> InputEstimate:
     """Read an input to its end; raises `TooManyTransfers`, `ChunkMissing`, `BrokerUnavailable`."""
-    estimator = InputEstimator(context.registry, context.prices, principal.tenant)
-    with transfer(context, principal):
+    estimator = InputEstimator(context.registry, context.prices, tenant)
+    with context.transfer_slots.take(tenant.name):
         return await estimator.read(context.files, file, endpoint)
 
 
 async def create_batch(
     context: GatewayContext,
-    principal: Principal,
-    endpoint: str,
+    tenant: Tenant,
+    key: str,
+    batch_id: str,
     file: StoredFile,
+    endpoint: str,
     options: BatchOptions,
     retry_of: str = "",
 ) -> Batch:
     """Store a new batch, whose results have their room reserved.
 
-    Raises `StorageFull` if there is none, `BadRequest` if it could not run within its time, and as
-    `estimate_input` does.
+    `key` is the API key that creates it, as JSON; empty for a producer over NATS. Raises
+    `RecordChanged` if there is a batch of this id, `StorageFull` if there is no room, `BadRequest`
+    if it could not run within its time, and as `estimate_input` does.
     """
     now, window = (
         int(context.broker.clock.now()),
@@ -59,18 +61,18 @@ async def create_batch(
     )
     begin, hours = max(now, options.not_before or 0), options.run_hours
     _check_hours(hours, begin, window)
-    estimate = await estimate_input(context, principal, file, endpoint)
+    estimate = await estimate_input(context, tenant, file, endpoint)
     expiry = options.output_expires_after
     batch = Batch(
-        tenant=principal.tenant.name,
-        id=token_hex(12),
+        tenant=tenant.name,
+        id=batch_id,
         endpoint=endpoint,
         input_file=file.id,
         window_seconds=window,
         created_at=now,
         expires_at=begin + window,
         secret=token_bytes(32),
-        key=principal.key.model_dump_json(),
+        key=key,
         metadata=options.metadata,
         output_expires_after_seconds=expiry.seconds if expiry else MAX_EXPIRY_SECONDS,
         not_before=options.not_before or 0,

@@ -6,6 +6,7 @@ Pausing and resuming are ours.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from secrets import token_hex
 
 import structlog
 from starlette.requests import Request
@@ -13,7 +14,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from api import batch_bodies
-from api.authentication.authenticator import Principal
 from api.openai_bodies import page_body
 from api.schemas.batches import CreateBatch
 from api.schemas.parsing import decode, parse
@@ -35,7 +35,7 @@ def build_routes(context: GatewayContext) -> list[BaseRoute]:
         Route("/v1/batches", partial(_create, context), methods=["POST"]),
         Route("/v1/batches", partial(_list, context), methods=["GET"]),
         Route(batch, partial(_show, context), methods=["GET"]),
-        Route(f"{batch}/cancel", partial(_change, context, _cancelled), methods=["POST"]),
+        Route(f"{batch}/cancel", partial(_change, context, cancelled_batch), methods=["POST"]),
         Route(f"{batch}/pause", partial(_change, context, _paused), methods=["POST"]),
         Route(f"{batch}/resume", partial(_change, context, _resumed), methods=["POST"]),
     ]
@@ -45,10 +45,11 @@ async def _create(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     context.check_not_draining()
     data = await read_body_in_time(request, context.settings.max_body_bytes)
-    body = parse(CreateBatch, decode(data))
-    file = await find_input(context, principal, body.input_file_id)
-    made = await create_batch(context, principal, body.endpoint, file, body)
-    return render_json(batch_bodies.batch_object(made, context.broker.clock.now()))
+    body, tenant = parse(CreateBatch, decode(data)), principal.tenant
+    file = await find_input(context, tenant.name, body.input_file_id)
+    key, name = principal.key.model_dump_json(), token_hex(12)
+    batch = await create_batch(context, tenant, key, name, file, body.endpoint, body)
+    return render_json(batch_bodies.batch_object(batch, context.broker.clock.now()))
 
 
 async def _list(context: GatewayContext, request: Request) -> Response:
@@ -61,9 +62,9 @@ async def _list(context: GatewayContext, request: Request) -> Response:
     return render_json(page_body(data, has_more=has_more))
 
 
-async def find_batch(context: GatewayContext, principal: Principal, told: str) -> Batch:
+async def find_batch(context: GatewayContext, tenant: str, told: str) -> Batch:
     """Return a tenant's batch by the id that a client has told; raises `NotFound` without one."""
-    found = await context.batches.find(principal.tenant.name, batch_bodies.parse_batch_id(told))
+    found = await context.batches.find(tenant, batch_bodies.parse_batch_id(told))
     if found is None:
         raise batch_bodies.batch_not_found(told)
     return found
@@ -71,7 +72,7 @@ async def find_batch(context: GatewayContext, principal: Principal, told: str) -
 
 async def _show(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    batch = await find_batch(context, principal, request.path_params["batch"])
+    batch = await find_batch(context, principal.tenant.name, request.path_params["batch"])
     return render_json(batch_bodies.batch_object(batch, context.broker.clock.now()))
 
 
@@ -79,17 +80,31 @@ async def _change(
     context: GatewayContext, change: Callable[[Batch, int], Batch], request: Request
 ) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    told = request.path_params["batch"]
-    batch, now = await find_batch(context, principal, told), int(context.broker.clock.now())
+    tenant, told = principal.tenant.name, request.path_params["batch"]
+    changed = await change_batch(context, tenant, told, change)
+    return render_json(batch_bodies.batch_object(changed, context.broker.clock.now()))
+
+
+async def change_batch(
+    context: GatewayContext, tenant: str, told: str, change: Callable[[Batch, int], Batch]
+) -> Batch:
+    """Store what `change` makes of a tenant's batch at a time in epoch seconds, and return it.
+
+    Raises `NotFound`, what `change` raises, and as `BatchStore.change` does.
+    """
+    batch, now = await find_batch(context, tenant, told), int(context.broker.clock.now())
     changed = await context.batches.change(batch, lambda it: change(it, now))
     if changed is None:
         raise batch_bodies.batch_not_found(told)
     log.info("batch_changed", tenant=batch.tenant, batch=batch.id, status=changed.status.value)
-    return render_json(batch_bodies.batch_object(changed, now))
+    return changed
 
 
-def _cancelled(batch: Batch, now: int) -> Batch:
-    """A batch whose files are being written is over already: it ends as it would have."""
+def cancelled_batch(batch: Batch, now: int) -> Batch:
+    """Return a batch as one that is being cancelled; raises `BadRequest` if it has ended.
+
+    A batch whose files are being written is over already: it ends as it would have.
+    """
     _check_unfinished(batch)
     if batch.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING):
         return batch

@@ -29,8 +29,8 @@ async def _estimate(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     data = await read_body_in_time(request, context.settings.max_body_bytes)
     body = parse(EstimateBatch, decode(data))
-    file = await find_input(context, principal, body.input_file_id)
-    estimate = await estimate_input(context, principal, file, body.endpoint)
+    file = await find_input(context, principal.tenant.name, body.input_file_id)
+    estimate = await estimate_input(context, principal.tenant, file, body.endpoint)
 
     async def count(line: BatchLine) -> int:
         submission = to_submission(line, parse_body(line))

@@ -37,7 +37,7 @@ def build_routes(context: GatewayContext) -> list[BaseRoute]:
 
 async def _results(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    batch = await find_batch(context, principal, request.path_params["batch"])
+    batch = await find_batch(context, principal.tenant.name, request.path_params["batch"])
     source = await _find_input(context, batch)
     pieces = _iterate_results(context, principal, batch, source)
     return await respond_in_pieces(pieces, "application/jsonl")
@@ -64,7 +64,7 @@ async def _iterate_results(
 async def _item(context: GatewayContext, request: Request) -> Response:
     """Answer with one line: whether it has ended, and its line of the output if so."""
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    batch = await find_batch(context, principal, request.path_params["batch"])
+    batch = await find_batch(context, principal.tenant.name, request.path_params["batch"])
     custom_id = request.path_params["item"]
     with transfer(context, principal):
         line = await _find_line(context, batch, custom_id)

@@ -36,14 +36,17 @@ async def _retry(context: GatewayContext, request: Request) -> Response:
     context.check_not_draining()
     data = await read_body_in_time(request, context.settings.max_body_bytes)
     options = parse(BatchOptions, decode(data) if data else {})
-    batch = await find_batch(context, principal, request.path_params["batch"])
+    batch = await find_batch(context, principal.tenant.name, request.path_params["batch"])
     if not batch.error_file:
         status = batch.status.value
         raise BadRequest(f"the batch has no failed lines to retry: it is {status!r}", "batch_id")
     source = await _find(context, batch, batch.input_file, "input")
     errors = await _find(context, batch, batch.error_file, "error")
     file = await _write_input(context, principal, batch, source, errors)
-    made = await create_batch(context, principal, batch.endpoint, file, options, batch.id)
+    key, name = principal.key.model_dump_json(), token_hex(12)
+    made = await create_batch(
+        context, principal.tenant, key, name, file, batch.endpoint, options, batch.id
+    )
     return render_json(batch_bodies.batch_object(made, context.broker.clock.now()))
 
 

@@ -159,9 +159,9 @@ def _choice(value: str, allowed: tuple[str, ...], name: str) -> str:
     return value
 
 
-async def find_ready(context: GatewayContext, principal: Principal, told: str) -> StoredFile:
+async def find_ready(context: GatewayContext, tenant: str, told: str) -> StoredFile:
     """Return a tenant's file by the id that a client has told; raises `NotFound` without one."""
-    found = await context.files.find(principal.tenant.name, file_bodies.parse_file_id(told))
+    found = await context.files.find(tenant, file_bodies.parse_file_id(told))
     if found is None or found.state is not FileState.READY:
         raise file_bodies.not_found("file", told)
     return found
@@ -169,13 +169,13 @@ async def find_ready(context: GatewayContext, principal: Principal, told: str) -
 
 async def _show(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    file = await find_ready(context, principal, request.path_params["file"])
+    file = await find_ready(context, principal.tenant.name, request.path_params["file"])
     return render_json(file_bodies.file_object(file))
 
 
 async def _delete(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    file = await find_ready(context, principal, request.path_params["file"])
+    file = await find_ready(context, principal.tenant.name, request.path_params["file"])
     await context.files.delete(file)
     log.info("file_deleted", tenant=file.tenant, file=file_bodies.file_id(file))
     return render_json(file_bodies.deleted_file(file))
@@ -183,7 +183,7 @@ async def _delete(context: GatewayContext, request: Request) -> Response:
 
 async def _read(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    file = await find_ready(context, principal, request.path_params["file"])
+    file = await find_ready(context, principal.tenant.name, request.path_params["file"])
     pieces = _iterate_content(context, principal, file)
     headers = {
         "Content-Length": str(file.size),

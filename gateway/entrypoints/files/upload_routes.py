@@ -1,6 +1,7 @@
 """`/v1/uploads`: send a file in parts, as the OpenAI SDK does."""
 
 import hashlib
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
@@ -24,6 +25,7 @@ from gateway.entrypoints.files.transfers import receive_form, transfer
 from gateway.entrypoints.plain_responses import render_json
 from gateway.metrics import FILE_BYTES
 from gateway.replies.record_queue import ClientGone
+from registry.tenant_records import Tenant
 from streams.errors import BadRequest, PayloadTooLarge
 from streams.records.file_records import FilePart, FileState, StoredFile
 from streams.records.file_store import PartWriter
@@ -49,13 +51,25 @@ def build_routes(context: GatewayContext) -> list[BaseRoute]:
 async def _create(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     body = await _read(context, request, CreateUpload)
+    stored = await create_upload(context, principal.tenant, principal.key.id, body)
+    return render_json(file_bodies.upload_object(stored))
+
+
+async def create_upload(
+    context: GatewayContext, tenant: Tenant, key: str, body: CreateUpload
+) -> StoredFile:
+    """Store the record of a file that will come in parts, and return it.
+
+    `key` is the id of the API key, empty without one. Raises `BadRequest`, and as
+    `FileStore.create` does.
+    """
     file_bodies.check_file(body.filename, body.purpose)
     limit = context.settings.max_file_bytes
     if body.bytes > limit:
         raise PayloadTooLarge(body.bytes, limit)
     now = int(context.broker.clock.now())
     file = StoredFile(
-        tenant=principal.tenant.name,
+        tenant=tenant.name,
         id=token_hex(12),
         filename=body.filename,
         purpose=body.purpose,
@@ -64,10 +78,9 @@ async def _create(context: GatewayContext, request: Request) -> Response:
         expires_at=now + file_bodies.UPLOAD_SECONDS,
         expires_after_seconds=file_bodies.expiry_of(body.purpose, body.expires_after),
         mime_type=body.mime_type,
-        key=principal.key.id,
+        key=key,
     )
-    stored = await context.files.create(file, principal.tenant.max_stored_bytes)
-    return render_json(file_bodies.upload_object(stored))
+    return await context.files.create(file, tenant.max_stored_bytes)
 
 
 async def _read(context: GatewayContext, request: Request, schema: type[B]) -> B:
@@ -78,36 +91,56 @@ async def _read(context: GatewayContext, request: Request, schema: type[B]) -> B
 async def _add_part(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     context.check_not_draining()
-    told = request.path_params["upload"]
-    upload = await _find_pending(context, principal, told)
-    part_id = token_hex(12)
+    tenant, told = principal.tenant.name, request.path_params["upload"]
+    upload = await _find_pending(context, tenant, told)
 
     async def begin(head: FileBegin, fields: dict[str, str]) -> PartWriter:
-        await context.files.change(upload, lambda it: _announce_part(it, part_id, told))
-        return context.files.write_part(upload.tenant, part_id)
+        return await _begin_part(context, upload, told)
 
     try:
         with transfer(context, principal) as check:
             _, part = await receive_form(request, MAX_PART_BYTES, "data", check, begin)
-            if part.size > MAX_PART_BYTES:
-                raise PayloadTooLarge(part.size, MAX_PART_BYTES)
-            current = await _find_pending(context, principal, told)
-            stored = await context.files.change(current, lambda it: _add(it, part, told))
+            stored = await _store_part(context, tenant, part, told)
     except ClientGone:
         return Response(status_code=CLIENT_GONE)
-    FILE_BYTES.labels("in").inc(part.size)
     now = int(context.broker.clock.now())
     return render_json(file_bodies.part_object(stored, part.id, now))
 
 
-async def _find_pending(context: GatewayContext, principal: Principal, told: str) -> StoredFile:
-    found = await _find(context, principal, told)
+async def add_part(context: GatewayContext, tenant: str, told: str, data: bytes) -> FilePart:
+    """Store a part of a tenant's upload, and return it; raises as `FileStore.change` does."""
+    upload = await _find_pending(context, tenant, told)
+    async with await _begin_part(context, upload, told) as writer:
+        await writer.write(data)
+        part = await writer.finish()
+    await _store_part(context, tenant, part, told)
+    return part
+
+
+async def _begin_part(context: GatewayContext, upload: StoredFile, told: str) -> PartWriter:
+    part_id = token_hex(12)
+    await context.files.change(upload, lambda it: _announce_part(it, part_id, told))
+    return context.files.write_part(upload.tenant, part_id)
+
+
+async def _store_part(
+    context: GatewayContext, tenant: str, part: FilePart, told: str
+) -> StoredFile:
+    if part.size > MAX_PART_BYTES:
+        raise PayloadTooLarge(part.size, MAX_PART_BYTES)
+    current = await _find_pending(context, tenant, told)
+    FILE_BYTES.labels("in").inc(part.size)
+    return await context.files.change(current, lambda it: _add(it, part, told))
+
+
+async def _find_pending(context: GatewayContext, tenant: str, told: str) -> StoredFile:
+    found = await _find(context, tenant, told)
     _check_pending(found, told)
     return found
 
 
-async def _find(context: GatewayContext, principal: Principal, told: str) -> StoredFile:
-    found = await context.files.find(principal.tenant.name, file_bodies.parse_upload_id(told))
+async def _find(context: GatewayContext, tenant: str, told: str) -> StoredFile:
+    found = await context.files.find(tenant, file_bodies.parse_upload_id(told))
     if found is None:
         raise file_bodies.not_found("upload", told)
     return found
@@ -140,19 +173,42 @@ def _add(upload: StoredFile, part: FilePart, told: str) -> StoredFile:
 async def _complete(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     body = await _read(context, request, CompleteUpload)
-    wanted = [file_bodies.parse_part_id(each) for each in body.part_ids]
-    told = request.path_params["upload"]
-    upload = await _find(context, principal, told)
+    tenant, told = principal.tenant.name, request.path_params["upload"]
+
+    async def check_sum(ready: StoredFile) -> None:
+        if body.md5:
+            await _check_md5(context, principal, ready, body.md5.lower())
+
+    stored = await complete_upload(context, tenant, told, body.part_ids, check_sum)
+    return render_json(file_bodies.upload_object(stored))
+
+
+async def _unchecked(ready: StoredFile) -> None:
+    """The bytes of a file are not looked at."""
+
+
+async def complete_upload(
+    context: GatewayContext,
+    tenant: str,
+    told: str,
+    part_ids: Sequence[str],
+    check: Callable[[StoredFile], Awaitable[None]] = _unchecked,
+) -> StoredFile:
+    """Make a file of these parts of a tenant's upload, and return its record. Idempotent.
+
+    `check` is given the record before it is stored. Raises `BadRequest`, `NotFound`, what `check`
+    raises, and as `FileStore.change` does.
+    """
+    wanted = [file_bodies.parse_part_id(each) for each in part_ids]
+    upload = await _find(context, tenant, told)
     if upload.state is FileState.READY and [part.id for part in upload.parts] == wanted:
-        return render_json(file_bodies.upload_object(upload))  # it is asked for again
-    ready = _join(upload, wanted, told)
-    if body.md5:
-        await _check_md5(context, principal, ready, body.md5.lower())
+        return upload  # it is asked for again
+    await check(_join(upload, wanted, told))
     stored = await context.files.change(upload, lambda it: _join(it, wanted, told))
     log.info(
         "file_stored", tenant=stored.tenant, file=file_bodies.file_id(stored), bytes=stored.size
     )
-    return render_json(file_bodies.upload_object(stored))
+    return stored
 
 
 def _join(upload: StoredFile, wanted: list[str], told: str) -> StoredFile:
@@ -187,7 +243,8 @@ async def _check_md5(
 
 async def _cancel(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
-    upload = await _find_pending(context, principal, request.path_params["upload"])
+    told = request.path_params["upload"]
+    upload = await _find_pending(context, principal.tenant.name, told)
     await context.files.delete(upload)
     cancelled = replace(upload, state=FileState.DELETED)
     return render_json(file_bodies.upload_object(cancelled))

@@ -91,7 +91,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert all(f"`{name}`" in WEBSOCKET for name in SUBPROTOCOLS)
 
 
-@pytest.mark.parametrize("example", ["producer.py", "durable.py"])
+@pytest.mark.parametrize("example", ["producer.py", "durable.py", "job.py"])
 def test_the_producer_shown_is_the_producer_shipped(example: str) -> None:
     """The example in the text is the file that a test runs."""
     source = (ROOT / "millstream/tenants/examples" / example).read_text().strip()

@@ -82,6 +82,7 @@ def test_a_tenant_imports_its_own_subjects_alone(cell: CellDirectory) -> None:
         "infer.cancel.acme.*",
         "infer.reply.acme.>",
         "infer.records.acme.*.*",
+        "infer.jobs.acme.*",
         "$JS.API.*.GET.ANSWERS_acme",
         "$JS.API.DIRECT.GET.ANSWERS_acme.infer.answer.acme.>",
         "$JS.API.*.PURGE.ANSWERS_acme",

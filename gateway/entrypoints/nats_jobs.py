@@ -1,0 +1,187 @@
+"""Jobs over NATS: producers send lines, start batches and read their files without HTTP.
+
+A question is a request to `infer.jobs.<tenant>.<operation>`; whoever may publish there is the
+tenant, as the broker's rights say. The operations do what the routes of `/v1/uploads`,
+`/v1/batches` and `/v1/files` do.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+import structlog
+from nats.aio.msg import Msg
+from pydantic import Field
+
+from api import batch_bodies, file_bodies
+from api.schemas.batches import CreateBatch
+from api.schemas.fields import Body
+from api.schemas.files import CreateUpload
+from api.schemas.parsing import decode, parse
+from gateway.context import GatewayContext
+from gateway.entrypoints.batches.batch_creation import create_batch
+from gateway.entrypoints.batches.batch_routes import (
+    cancelled_batch,
+    change_batch,
+    find_batch,
+)
+from gateway.entrypoints.files.file_routes import find_ready
+from gateway.entrypoints.files.upload_routes import add_part, complete_upload, create_upload
+from gateway.replies.stored_records import QUEUE, REPLIES
+from registry.tenant_records import Tenant
+from streams import subjects
+from streams.errors import BrokerUnavailable, Forbidden, InternalError, MillstreamError, NotFound
+from streams.headers import MAX_HEADER_BYTES
+from streams.records.cas_records import RecordChanged
+from streams.records.file_records import StoredFile
+from streams.records.jobs.batch_records import Batch
+
+log = structlog.get_logger()
+
+MAX_CONTENT_BYTES = 524_288
+UPLOAD = "Upload"  # of a part: the upload's id
+
+
+class BeginJob(Body):
+    """Asks for an upload of so many bytes of lines."""
+
+    bytes: int = Field(ge=1)
+
+
+class StartJob(CreateBatch):
+    """Asks for a batch of the lines in an upload's parts, in this order."""
+
+    input_file_id: str = ""
+    upload_id: str
+    part_ids: list[str] = Field(min_length=1)
+
+
+class NamedJob(Body):
+    """Names a batch."""
+
+    batch_id: str
+
+
+class ReadFile(Body):
+    """Asks for the bytes of a file from an offset on."""
+
+    file_id: str
+    offset: int = Field(0, ge=0)
+
+
+class _JobQuestion(NamedTuple):
+    tenant: Tenant
+    headers: Mapping[str, str]
+    data: bytes
+
+
+class _JobAnswer(NamedTuple):
+    data: bytes
+    headers: dict[str, str] | None = None
+
+
+class NatsJobs:
+    """Answers producers' questions about jobs, one after the other; one gateway answers each."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._operations: Mapping[str, Callable[[_JobQuestion], Awaitable[_JobAnswer]]] = {
+            "begin": self._begin,
+            "add": self._add,
+            "start": self._start,
+            "status": self._status,
+            "cancel": self._cancel,
+            "content": self._read_content,
+        }
+
+    async def open(self) -> None:
+        """Answer from now on, until the connection closes. Raises `BrokerUnavailable`."""
+        await self._context.broker.subscribe(subjects.ALL_JOBS, self._on_question, queue=QUEUE)
+
+    async def _on_question(self, msg: Msg) -> None:
+        if not msg.reply.startswith(REPLIES):
+            return
+        answer = await self._answer(msg)
+        try:
+            await self._context.broker.publish(msg.reply, answer.data, answer.headers)
+        except BrokerUnavailable as error:
+            log.warning("job_answer_not_sent", reason=str(error))
+
+    async def _answer(self, msg: Msg) -> _JobAnswer:
+        try:
+            name, operation = subjects.parse_job_question(msg.subject)
+            tenant = self._context.tenants.get(name)
+            if tenant is None or not tenant.publishes:
+                raise Forbidden(f"the tenant {name!r} may not publish")
+            if operation not in self._operations:
+                known = ", ".join(self._operations)
+                raise NotFound(f"{operation!r} is none of the operations: {known}")
+            question = _JobQuestion(tenant, msg.headers or {}, msg.data)
+            return await self._operations[operation](question)
+        except MillstreamError as error:
+            return _refusal(error)
+        except Exception:  # our own fault: whoever asks must not wait
+            log.exception("job_question_failed", subject=msg.subject)
+            return _refusal(InternalError("the gateway failed; its log says why"))
+
+    async def _begin(self, question: _JobQuestion) -> _JobAnswer:
+        body = parse(BeginJob, decode(question.data))
+        upload = CreateUpload(
+            filename="lines.jsonl",
+            purpose="batch",
+            bytes=body.bytes,
+            mime_type="application/jsonl",
+        )
+        stored = await create_upload(self._context, question.tenant, "", upload)
+        return _json(file_bodies.upload_object(stored))
+
+    async def _add(self, question: _JobQuestion) -> _JobAnswer:
+        told, name = question.headers.get(UPLOAD, ""), question.tenant.name
+        with self._context.transfer_slots.take(name):
+            part = await add_part(self._context, name, told, question.data)
+        return _json({"id": file_bodies.part_id(part.id), "bytes": part.size})
+
+    async def _start(self, question: _JobQuestion) -> _JobAnswer:
+        """Complete the upload and create its batch; the same again is the same batch."""
+        body, tenant = parse(StartJob, decode(question.data)), question.tenant
+        file = await complete_upload(self._context, tenant.name, body.upload_id, body.part_ids)
+        batch = await self._context.batches.find(tenant.name, file.id)
+        if batch is None:
+            batch = await self._create(tenant, file, body)
+        return self._shown(batch)
+
+    async def _create(self, tenant: Tenant, file: StoredFile, body: StartJob) -> Batch:
+        """Create the batch of an upload; its id is the file's, so that there is only one."""
+        try:
+            return await create_batch(self._context, tenant, "", file.id, file, body.endpoint, body)
+        except RecordChanged:
+            return await find_batch(self._context, tenant.name, batch_bodies.batch_id_of(file.id))
+
+    async def _status(self, question: _JobQuestion) -> _JobAnswer:
+        told = parse(NamedJob, decode(question.data)).batch_id
+        return self._shown(await find_batch(self._context, question.tenant.name, told))
+
+    async def _cancel(self, question: _JobQuestion) -> _JobAnswer:
+        told, tenant = parse(NamedJob, decode(question.data)).batch_id, question.tenant.name
+        return self._shown(await change_batch(self._context, tenant, told, cancelled_batch))
+
+    def _shown(self, batch: Batch) -> _JobAnswer:
+        return _json(batch_bodies.batch_object(batch, self._context.broker.clock.now()))
+
+    async def _read_content(self, question: _JobQuestion) -> _JobAnswer:
+        body, name = parse(ReadFile, decode(question.data)), question.tenant.name
+        file = await find_ready(self._context, name, body.file_id)
+        room = self._context.broker.max_payload - MAX_HEADER_BYTES
+        end = min(file.size, body.offset + min(MAX_CONTENT_BYTES, room))
+        with self._context.transfer_slots.take(name):
+            pieces = [piece async for piece in self._context.files.read(file, body.offset, end)]
+        return _JobAnswer(b"".join(pieces), {"Size": str(file.size)})
+
+
+def _json(body: Mapping[str, Any]) -> _JobAnswer:
+    return _JobAnswer(orjson.dumps(body))
+
+
+def _refusal(error: MillstreamError) -> _JobAnswer:
+    told = {"error": {"code": error.code, "message": str(error)}}
+    return _JobAnswer(orjson.dumps(told), {"Error": error.code})
