@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from millstream.broker.rotation_settings import RotationSettings
 from streams.accounts.key_rotation import KeyRotation, RotationRefused
-from streams.broker.account_claims import list_issuers, list_trusted_keys, push_claims
+from streams.broker.account_claims import check_newest, list_issuers, list_trusted_keys, push_claims
 from streams.broker.reconnecting_client import ReconnectingClient
 from streams.connection_files import ConnectionFiles
 
@@ -33,11 +33,13 @@ async def rotate(settings: RotationSettings, stop: asyncio.Event) -> None:
     """Do one step of a rotation; it can be repeated after a kill.
 
     Raises `RotationRefused` where the step would cut somebody off, `InvalidCellDirectory` for a
-    directory or seed that cannot be used, `BrokerUnavailable` if a server that lives has not taken
-    everything.
+    directory or seed that cannot be used, `ClaimsOutdated` for an older copy of it,
+    `BrokerUnavailable` if a server that lives has not taken everything.
     """
     cell = KeyRotation.open(settings.directory)
     async with _system_client(settings) as client:
+        if client:
+            await check_newest(client, cell.account_tokens())
         if settings.what == "accounts":
             report = await _rotate_accounts(cell, client, settings)
         elif settings.what == "users":
