@@ -5,7 +5,7 @@ Needs a connection of a user of the system account. Every server that lives answ
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,6 +23,7 @@ from streams.errors import BrokerUnavailable
 log = structlog.get_logger()
 
 _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+_LIST = "$SYS.REQ.CLAIMS.LIST"
 _LOOKUP = "$SYS.REQ.ACCOUNT.{}.CLAIMS.LOOKUP"
 _PING = "$SYS.REQ.SERVER.PING"
 _CONNECTIONS = "$SYS.REQ.SERVER.PING.CONNZ"
@@ -85,6 +86,19 @@ async def read_claims(client: Client, account: str, servers: int) -> Claims | No
         found = await _collect(answers, servers, PUSH_SECONDS)
     claims = [claims_token.decode(answer.data.decode()) for answer in found if answer.data]
     return max(claims, key=lambda each: int(each["iat"]), default=None)
+
+
+async def read_all_claims(client: Client) -> Sequence[Claims]:
+    """Return the newest claims of each account that any server has stored, tenants' among them.
+
+    Raises `BrokerUnavailable`.
+    """
+    listed = [
+        json.loads(each.data).get("data") or [] for each in await _ask_all(client, _LIST, b"")
+    ]
+    servers = len(await list_servers(client))
+    found = [await read_claims(client, each, servers) for each in sorted({*chain(*listed)})]
+    return [each for each in found if each]
 
 
 async def check_newest(client: Client, tokens: Iterable[str]) -> None:
