@@ -294,6 +294,12 @@ COMMANDS = (
         "millstream.broker.commands:add_user",
     ),
     Command(
+        "broker revoke",
+        "cut off one user of NATS whose credentials were stolen",
+        "millstream.broker.settings:RevokeSettings",
+        "millstream.broker.revocation_commands:revoke",
+    ),
+    Command(
         "broker rotate",
         "replace signing keys of NATS and users' credentials while everything runs",
         "millstream.broker.rotation_settings:RotationSettings",

@@ -191,6 +191,8 @@ def _add_running_up(
     if up and up.nats_users and raw.values["nats"] == up.nats:
         file = Path(up.nats_users) / f"{settings.user_class}.creds"
         _add_credentials(raw, flags, str(file), data_dir)
+        if "broker_keys" in known and not raw.values.get("broker_keys"):
+            raw.set("broker_keys", str(Path(up.nats_users).parent), str(data_dir))
     if "admin" in known and up and up.admin and raw.values["nats"] == up.nats:
         _add_admin(raw, up.admin, data_dir)
 

@@ -2,6 +2,8 @@
 
 settings, commands                `init` and `user`
 rotation_settings, rotation_commands    `rotate`
+revocation_commands               `revoke`
+store_connections                 connections to a cell's accounts, by its keys
 backup_settings, backup_commands  `backup`, `restore` and `move`
 backup_manifest                   what a backup consists of: the folder's files and their checksums
 stream_snapshots                  one stream to a file and back, by JetStream's API

@@ -5,8 +5,9 @@ import json
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,63 +20,103 @@ from millstream.admin.console_output import make_console
 from millstream.broker import backup_manifest, store_move, stream_restore
 from millstream.broker.backup_manifest import BackupManifest, BackupUnusable, StreamBackup
 from millstream.broker.backup_settings import BackupSettings, MoveSettings, RestoreSettings
-from millstream.broker.stream_owners import assign_owners, parse_owners
-from millstream.broker.stream_restore import BrokerIdentity
-from millstream.broker.stream_snapshots import AddProgress, back_up_stream, list_streams
+from millstream.broker.store_connections import Store, open_stores
+from millstream.broker.stream_owners import parse_owners
+from millstream.broker.stream_snapshots import (
+    AddProgress,
+    SnapshotFailed,
+    back_up_stream,
+    list_streams,
+)
 from millstream.up.data_directory import LOCK_FILE, DataDirectoryInUse
 from millstream.up.file_lock import try_lock
-from streams.broker.broker_client import connect
+from streams.accounts.access import store_of
 
 _IN_MEMORY = "in memory: empty after any full stop"
 T = TypeVar("T")
 
 
 async def backup(settings: BackupSettings, stop: asyncio.Event) -> None:
-    """Write the streams of this connection's account to a folder, with consumers and checksums.
+    """Write the streams of both stores to a folder, with consumers and checksums.
 
-    Each stream is as it was at one time, but not all at the same: stop what publishes first.
-    Streams in memory are left out. Raises `BackupUnusable` for a folder that cannot be written, as
+    Without a cell's keys they are those of this connection's account. Each stream is as it was at
+    one time, but not all at the same: stop what publishes first. Streams in memory are left out.
+
+    Raises `BackupUnusable` for a folder that cannot be written, as
     on a disk without room, and `SnapshotFailed` at the first stream that fails; what is written
     until then is no backup, and the next run overwrites it.
     """
     folder = settings.folder.expanduser()
     backup_manifest.check_free_folder(folder)
-    async with connect(settings.nats, "millstream-backup", settings.nats_files) as broker:
-        identity = await stream_restore.identify_broker(broker)
-        found = {each["config"]["name"]: each for each in await list_streams(broker)}
-        chosen = _choose(found, settings.stream, folder)
-        stored = [n for n, each in chosen.items() if each["config"]["storage"] == "file"]
-        size = sum(int(chosen[name]["state"]["bytes"]) for name in stored)
+    async with open_stores(settings, "millstream-backup") as stores:
+        chosen = _choose(await _list_all(stores), settings.stream, folder)
+        stored = [each for each in chosen.values() if each.is_stored]
+        size = sum(each.bytes for each in stored)
         _check_room(folder, size)
         with _show_progress("Backing up", size) as add_progress:
-            streams = [await back_up_stream(broker, name, folder, add_progress) for name in stored]
-    left_out = dict.fromkeys(sorted(chosen.keys() - set(stored)), _IN_MEMORY)
-    manifest = _make_manifest(identity, streams, left_out)
+            streams = [
+                await back_up_stream(each.store, each.name, folder, add_progress) for each in stored
+            ]
+    left_out = {each.name: _IN_MEMORY for each in chosen.values() if not each.is_stored}
+    manifest = _make_manifest(stores[0], streams, left_out)
     backup_manifest.write_manifest(folder, manifest)
-    _report(settings.as_json, _describe_backup(folder, manifest))
+    facts = {"folder": str(folder), "streams": [_describe_stream(each) for each in streams]}
+    _report(settings.as_json, {**facts, "left_out": left_out})
+
+
+@dataclass(frozen=True)
+class _FoundStream:
+    """A stream as its server describes it, and the store that has it."""
+
+    store: Store
+    name: str
+    bytes: int
+    is_stored: bool  # in files
+
+
+async def _list_all(stores: Sequence[Store]) -> dict[str, _FoundStream]:
+    """All streams of all stores, by name."""
+    found: dict[str, _FoundStream] = {}
+    for store in stores:
+        for each in await list_streams(store.broker):
+            name, is_stored = each["config"]["name"], each["config"]["storage"] == "file"
+            if name in found:
+                raise SnapshotFailed(
+                    name,
+                    "is in both stores, and a backup has one stream of a name: remove the one "
+                    f"that is not in {store_of(name)}",
+                )
+            found[name] = _FoundStream(store, name, int(each["state"]["bytes"]), is_stored)
+    return dict(sorted(found.items()))
 
 
 async def restore(settings: RestoreSettings, stop: asyncio.Event) -> None:
     """Make the streams of a backup in a broker that lacks them, with their consumers.
 
-    Everything is checked before anything is sent: the files, the origin, and that no stream of
-    another's exists. Raises `BackupUnusable`, or `SnapshotFailed`; then it can be run again, and
-    does the rest.
+    With a cell's keys each goes to the store that it belongs to. Everything is checked before
+    anything is sent: the files, the origin, and that no stream of another's exists. Raises
+    `BackupUnusable`, or `SnapshotFailed`; then it can be run again, and does the rest.
     """
     folder = settings.folder.expanduser()
     manifest = backup_manifest.read_manifest(folder)
     chosen = _choose({each.name: each for each in manifest.streams}, settings.stream, folder)
-    async with connect(settings.nats, "millstream-restore", settings.nats_files) as broker:
-        identity = await stream_restore.identify_broker(broker)
-        stream_restore.check_origin(folder, manifest, identity, settings.other_cell)
-        streams = list(_of_account(chosen, settings.accounts, identity.account))
-        await stream_restore.verify_files(folder, streams)
-        plan = await stream_restore.plan_restore(broker, manifest, streams)
-        with _show_progress("Restoring", plan.bytes) as add_progress:
-            await stream_restore.run_plan(broker, manifest, plan, folder, add_progress)
-    restored = [_describe_stream(each) for each in plan.to_restore]
-    facts = {"folder": str(folder), "account": identity.account, "streams": restored}
-    _report(settings.as_json, {**facts, "restored_before": list(plan.done)})
+    async with open_stores(settings, "millstream-restore") as stores:
+        stream_restore.check_origin(folder, manifest, chosen.values(), stores, settings.other_cell)
+        await stream_restore.verify_files(folder, chosen.values())
+        plans = [
+            await stream_restore.plan_restore(store, manifest, list(chosen.values()))
+            for store in stores
+        ]
+        with _show_progress("Restoring", sum(plan.bytes for plan in plans)) as add_progress:
+            for plan in plans:
+                await stream_restore.run_plan(manifest, plan, folder, add_progress)
+    rows = [
+        {**_describe_stream(each), "account": plan.store.account}
+        for plan in plans
+        for each in plan.to_restore
+    ]
+    done = sorted(name for plan in plans for name in plan.done)
+    _report(settings.as_json, {"folder": str(folder), "streams": rows, "restored_before": done})
 
 
 async def move(settings: MoveSettings, stop: asyncio.Event) -> None:
@@ -105,43 +146,27 @@ def _choose(found: Mapping[str, T], wanted: Iterable[str], folder: Path) -> dict
     return {name: found[name] for name in names}
 
 
-def _of_account(
-    streams: Mapping[str, StreamBackup], table: Path | None, account: str
-) -> Iterator[StreamBackup]:
-    """The streams that `account` owns by the table; all of them without a table."""
-    owners = assign_owners(streams, parse_owners(table.read_text())) if table else {}
-    return (each for name, each in streams.items() if owners.get(name, account) == account)
-
-
 def _check_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise BackupUnusable(
-            folder, f"the streams have {size} bytes, and {free} are free on that disk"
+            folder,
+            f"the streams have {size} bytes, and {free} are free on that disk: name a folder on "
+            "another one",
         )
 
 
 def _make_manifest(
-    identity: BrokerIdentity, streams: list[StreamBackup], left_out: dict[str, str]
+    store: Store, streams: list[StreamBackup], left_out: dict[str, str]
 ) -> BackupManifest:
     return BackupManifest(
         id=secrets.token_hex(16),
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        account=identity.account,
-        cluster=identity.cluster,
-        server_version=identity.server_version,
+        cluster=store.cluster,
+        server_version=store.server_version,
         streams=tuple(streams),
         left_out=left_out,
     )
-
-
-def _describe_backup(folder: Path, manifest: BackupManifest) -> dict[str, Any]:
-    return {
-        "folder": str(folder),
-        "account": manifest.account,
-        "streams": [_describe_stream(each) for each in manifest.streams],
-        "left_out": manifest.left_out,
-    }
 
 
 def _describe_stream(stream: StreamBackup) -> dict[str, Any]:
@@ -151,6 +176,7 @@ def _describe_stream(stream: StreamBackup) -> dict[str, Any]:
         "messages": messages,
         "consumers": consumers,
         "bytes": stream.bytes,
+        "account": stream.account,
     }
 
 

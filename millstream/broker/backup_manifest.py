@@ -26,11 +26,15 @@ class BackupUnusable(MillstreamError):
 
 
 class StreamBackup(BaseModel):
-    """One stream of a backup: its file, and configuration and state as the server told them."""
+    """One stream of a backup: its file, and configuration and state as the server told them.
+
+    `account` is the public key of the account that it was in, `$G` for a broker without accounts.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     name: str
+    account: str = "$G"
     file: str
     bytes: int
     sha256: str
@@ -44,11 +48,10 @@ class StreamBackup(BaseModel):
 
 
 class BackupManifest(BaseModel):
-    """All streams of one account of a broker, as they were when each was backed up.
+    """All streams of a broker, as they were when each was backed up.
 
-    `account` is the public key of the account, `$G` for a broker without accounts; `cluster` is the
-    name of the NATS cluster, empty for a single server. `left_out` has the reason for each stream
-    that was not backed up.
+    `cluster` is the name of the NATS cluster, empty for a single server. `left_out` has the reason
+    for each stream that was not backed up.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,7 +59,6 @@ class BackupManifest(BaseModel):
     format: Literal[1] = 1
     id: str
     made_at: str
-    account: str
     cluster: str
     server_version: str
     streams: tuple[StreamBackup, ...]
@@ -69,8 +71,11 @@ def check_free_folder(folder: Path) -> None:
     It may be empty, or have the files of a backup that was interrupted, which are overwritten. A
     new folder is its owner's alone.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    names = {path.name for path in folder.iterdir()}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+    except OSError as error:
+        raise BackupUnusable(folder, f"cannot be used ({error.strerror}): name another") from None
     if MANIFEST in names:
         raise BackupUnusable(folder, "is a backup already: name another folder, or remove it")
     if others := [n for n in names if not n.endswith((SNAPSHOT_SUFFIX, PARTIAL_SUFFIX))]:
@@ -89,7 +94,9 @@ def write_manifest(folder: Path, manifest: BackupManifest) -> None:
             out.flush()
             os.fsync(out.fileno())
     except OSError as error:
-        raise BackupUnusable(folder, f"cannot be finished: {error.strerror}") from None
+        raise BackupUnusable(
+            folder, f"cannot be finished: {error.strerror}; make room and run the command again"
+        ) from None
     new_file.replace(folder / MANIFEST)
     sync_folder(folder)
 

@@ -13,6 +13,11 @@ class BackupSettings(ClientSettings):
     folder: Path = Field(
         alias="dir", description="folder for the backup, new or empty", json_schema_extra=POSITIONAL
     )
+    broker_keys: Path | None = Field(
+        None,
+        description="directory of the cell's keys, which open both stores; found in the data "
+        "directory of a running `millstream up`, and not wanted by servers without accounts",
+    )
     stream: tuple[str, ...] = Field(
         (), description="only this stream; repeatable", json_schema_extra=FLAG_ONLY
     )
@@ -24,12 +29,6 @@ class RestoreSettings(BackupSettings):
 
     folder: Path = Field(
         alias="dir", description="folder with the backup", json_schema_extra=POSITIONAL
-    )
-    accounts: Path | None = Field(
-        None,
-        description="JSON file with the account of each stream: only those of this connection's "
-        "account are restored",
-        json_schema_extra=FLAG_ONLY,
     )
     other_cell: bool = Field(
         False,

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -11,10 +11,19 @@ from nats.aio.client import Client
 
 from millstream.broker.rotation_settings import RotationSettings
 from streams.accounts.key_rotation import KeyRotation, RotationRefused
-from streams.broker.account_claims import list_issuers, list_trusted_keys, push_claims
+from streams.broker.account_claims import (
+    check_newest,
+    list_issuers,
+    list_trusted_keys,
+    push_claims,
+    read_all_claims,
+)
+from streams.broker.countdown import Countdown
 from streams.broker.reconnecting_client import ReconnectingClient
 from streams.connection_files import ConnectionFiles
 
+TENANTS_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
 _PUSH_SECONDS = 30.0  # for one account: a server may stall for a while
 
 
@@ -33,11 +42,13 @@ async def rotate(settings: RotationSettings, stop: asyncio.Event) -> None:
     """Do one step of a rotation; it can be repeated after a kill.
 
     Raises `RotationRefused` where the step would cut somebody off, `InvalidCellDirectory` for a
-    directory or seed that cannot be used, `BrokerUnavailable` if a server that lives has not taken
-    everything.
+    directory or seed that cannot be used, `ClaimsOutdated` for an older copy of it,
+    `BrokerUnavailable` if a server that lives has not taken everything.
     """
     cell = KeyRotation.open(settings.directory)
     async with _system_client(settings) as client:
+        if client:
+            await check_newest(client, cell.account_tokens())
         if settings.what == "accounts":
             report = await _rotate_accounts(cell, client, settings)
         elif settings.what == "users":
@@ -77,6 +88,7 @@ async def _rotate_accounts(
     cell.check_users(creds)
     await _tell(cell, client)  # all know the new keys before the first one drops an old one
     if client and not settings.cut:
+        await _wait_for_tenants(cell, client)
         await _check_connections(cell, client)
     cell.finish_accounts(creds)
     return RotationReport("accounts", True, await _tell(cell, client), next=_untold(cell, client))
@@ -109,6 +121,8 @@ async def _rotate_operator(
     await _check_trust(cell, client, cell.read().operator_signing[-1])
     cell.use_operator_key()
     told = await _tell(cell, client)
+    if not settings.cut:
+        await _wait_for_tenants(cell, client, by_operator=True)
     cell.finish_operator(settings.operator_seed)
     return RotationReport("operator", True, told, next=(_restart(cell),))
 
@@ -139,6 +153,29 @@ async def _check_trust(cell: KeyRotation, client: Client, key: str) -> None:
             f"{', '.join(sorted(foreign))} does not know the operator's key {key}, and would not "
             f"use what it is told: {_restart(cell)}"
         )
+
+
+async def _wait_for_tenants(
+    cell: KeyRotation, client: Client, *, by_operator: bool = False
+) -> None:
+    """Wait until admin services have signed all tenants' accounts anew; they look every 2 s.
+
+    Raises `RotationRefused` if some still depend on old keys after `TENANTS_SECONDS`.
+    """
+    with closing(Countdown(TENANTS_SECONDS)) as limit:
+        while True:
+            names = cell.name_outdated(await read_all_claims(client), by_operator=by_operator)
+            if not names:
+                return
+            if not limit.seconds_left:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+    raise RotationRefused(
+        f"{', '.join(names[:20])} ({len(names)} in all) would be cut off: these tenants' accounts "
+        "are still signed by keys that are to go. An admin service with the new keys signs them "
+        "anew (event accounts_told): give it this directory with --broker-keys, and run this "
+        "again; --cut cuts all of them off"
+    )
 
 
 async def _check_connections(cell: KeyRotation, client: Client) -> None:

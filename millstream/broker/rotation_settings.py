@@ -22,7 +22,7 @@ class RotationSettings(BrokerSettings):
     )
     cut: bool = Field(
         False,
-        description="with --finish: cut off connections that still use the old keys",
+        description="with --finish: cut off connections and tenants that still use the old keys",
         json_schema_extra=FLAG_ONLY,
     )
     operator_seed: Path | None = Field(

@@ -1,4 +1,4 @@
-"""Settings of `millstream broker init` and `user`."""
+"""Settings of `millstream broker init`, `user` and `revoke`."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -6,7 +6,14 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from millstream.durations import Duration
-from streams.base_settings import FLAG_ONLY, POSITIONAL, LogLevel, Settings, Slug
+from streams.base_settings import (
+    FLAG_ONLY,
+    POSITIONAL,
+    ClientSettings,
+    LogLevel,
+    Settings,
+    Slug,
+)
 
 ProcessClass = Literal[
     "admin",
@@ -64,6 +71,22 @@ class InitSettings(BrokerSettings):
         if twice := {name for name in nodes if nodes.count(name) > 1}:
             raise ValueError(f"each server needs a name of its own, {', '.join(twice)} is not")
         return nodes
+
+
+class RevokeSettings(ClientSettings):
+    """Settings of `millstream broker revoke`: whose credentials are good no more."""
+
+    user_class = "system"
+    directory: Path = Field(description=DIRECTORY, json_schema_extra=POSITIONAL)
+    name: Slug = Field(
+        description="name of the user: that of its file in users/", json_schema_extra=POSITIONAL
+    )
+    renew: bool = Field(
+        False,
+        description="write new credentials of the same name at once, with a new key",
+        json_schema_extra=FLAG_ONLY,
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
 class UserSettings(BrokerSettings):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.broker.backup_manifest import sync_folder
+from millstream.broker.store_connections import WITHOUT_ACCOUNTS
 from millstream.broker.stream_owners import assign_owners
-from millstream.broker.stream_restore import WITHOUT_ACCOUNTS
 from streams.errors import MillstreamError
 
 _STORES = ("nats/jetstream", "jetstream")  # of `millstream up`, of a nats-server's own store_dir

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from millstream.broker.backup_manifest import (
     BackupManifest,
     BackupUnusable,
     StreamBackup,
     verify_snapshot,
 )
+from millstream.broker.store_connections import WITHOUT_ACCOUNTS, Store
 from millstream.broker.stream_snapshots import (
-    ANSWER_SECONDS,
     AddProgress,
     SnapshotFailed,
     call_api,
@@ -29,40 +27,16 @@ from millstream.broker.stream_snapshots import (
     with_metadata,
 )
 from streams.broker.broker_client import Broker
-from streams.errors import BrokerUnavailable
 
-WITHOUT_ACCOUNTS = "$G"
 _MARK = "millstream.backup"
 _PARTIAL, _DONE = "partial", "done"
 
 
 @dataclass(frozen=True)
-class BrokerIdentity:
-    """Target of a restore: the account, the NATS cluster's name, and the server's version."""
-
-    account: str
-    cluster: str
-    server_version: str
-
-
-async def identify_broker(broker: Broker) -> BrokerIdentity:
-    """Ask the server which account this connection is in; raises `BrokerUnavailable`."""
-    answer = await broker.request("$SYS.REQ.USER.INFO", seconds=ANSWER_SECONDS)
-    if answer is None:
-        raise BrokerUnavailable("the server does not say which account this connection is in")
-    told = orjson.loads(answer)
-    server, data = told.get("server", {}), told.get("data", {})
-    return BrokerIdentity(
-        str(data.get("account", WITHOUT_ACCOUNTS)),
-        str(server.get("cluster", "")),
-        str(server.get("ver", "")),
-    )
-
-
-@dataclass(frozen=True)
 class RestorePlan:
-    """Plan of a restore: streams to make, partial ones to remove first, and those done."""
+    """Plan of a restore into one store: streams to make, partial ones to remove first, and done."""
 
+    store: Store
     to_restore: tuple[StreamBackup, ...]
     to_remove: tuple[str, ...]
     done: tuple[str, ...]
@@ -74,34 +48,43 @@ class RestorePlan:
 
 
 def check_origin(
-    folder: Path, manifest: BackupManifest, broker: BrokerIdentity, is_allowed: bool
+    folder: Path,
+    manifest: BackupManifest,
+    streams: Iterable[StreamBackup],
+    stores: Sequence[Store],
+    is_allowed: bool,
 ) -> None:
     """Raise `BackupUnusable` for a backup of another cell, unless the operator `is_allowed` it.
 
-    Cells are told apart by account and cluster name. What was made without accounts may go into
-    one: that is how a cell gets accounts.
+    Cells are told apart by accounts and cluster name. What was made without accounts may go into
+    accounts: that is how a cell gets some.
     """
-    same_account = manifest.account in (broker.account, WITHOUT_ACCOUNTS)
-    if not (is_allowed or (same_account and manifest.cluster == broker.cluster)):
-        raise BackupUnusable(
-            folder,
-            f"is of account {manifest.account} in cluster {manifest.cluster or 'without a name'}, "
-            f"and this is account {broker.account} in cluster {broker.cluster or 'without a name'};"
-            " if it shall go there: --other-cell",
-        )
+    here = {store.account for store in stores}
+    foreign = {stream.account for stream in streams} - {WITHOUT_ACCOUNTS, *here}
+    cluster = stores[0].cluster
+    if is_allowed or not (foreign or manifest.cluster != cluster):
+        return
+    accounts = ", ".join(sorted(foreign)) or "the same accounts"
+    raise BackupUnusable(
+        folder,
+        f"is of {accounts} in cluster {manifest.cluster or 'without a name'}, and this is "
+        f"{', '.join(sorted(here))} in cluster {cluster or 'without a name'}; if it shall go "
+        "there: --other-cell",
+    )
 
 
 async def plan_restore(
-    broker: Broker, manifest: BackupManifest, streams: Sequence[StreamBackup]
+    store: Store, manifest: BackupManifest, streams: Iterable[StreamBackup]
 ) -> RestorePlan:
-    """Compare a backup with what the broker has; nothing is changed.
+    """Compare those streams of a backup that belong to a store with what it has.
 
-    Raises `SnapshotFailed` with the names of streams that exist and are not of this backup.
+    Nothing is changed. Raises `SnapshotFailed` with the names of streams that exist and are not of
+    this backup.
     """
-    existing = {each["config"]["name"]: each["config"] for each in await list_streams(broker)}
+    existing = {each["config"]["name"]: each["config"] for each in await list_streams(store.broker)}
     marks = {name: (config.get("metadata") or {}).get(_MARK) for name, config in existing.items()}
     to_restore, to_remove, done, others = [], [], [], []
-    for stream in streams:
+    for stream in (each for each in streams if store.owns(each.name)):
         if stream.name not in existing:
             to_restore.append(stream)
         elif marks[stream.name] == _mark(manifest, _PARTIAL):
@@ -114,10 +97,11 @@ async def plan_restore(
     if others:
         raise SnapshotFailed(
             ", ".join(others),
-            "exists already and is not overwritten; nothing was restored. Restore into a broker "
-            "without streams, before services start, or name others with --stream",
+            "exists already and is not overwritten; nothing was restored. Stop all services (the "
+            "admin service makes missing streams at once), start the servers on empty store "
+            "directories, and run this again; or name other streams with --stream",
         )
-    return RestorePlan(tuple(to_restore), tuple(to_remove), tuple(done))
+    return RestorePlan(store, tuple(to_restore), tuple(to_remove), tuple(done))
 
 
 async def verify_files(folder: Path, streams: Iterable[StreamBackup]) -> None:
@@ -127,16 +111,13 @@ async def verify_files(folder: Path, streams: Iterable[StreamBackup]) -> None:
 
 
 async def run_plan(
-    broker: Broker,
-    manifest: BackupManifest,
-    plan: RestorePlan,
-    folder: Path,
-    add_progress: AddProgress,
+    manifest: BackupManifest, plan: RestorePlan, folder: Path, add_progress: AddProgress
 ) -> None:
     """Remove what an interrupted run has left, and restore the streams one after the other.
 
     Raises `SnapshotFailed` at the first that fails; those before it stay. Can be repeated.
     """
+    broker = plan.store.broker
     for name in plan.to_remove:
         await _expect_done(broker, f"STREAM.DELETE.{name}", None, name)
     partial, done = ({_MARK: _mark(manifest, word)} for word in (_PARTIAL, _DONE))

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,15 @@ from millstream.broker.backup_manifest import (
     StreamBackup,
     open_owner_only,
 )
+from millstream.broker.store_connections import Store
 from streams.broker.broker_client import Broker
+from streams.broker.countdown import Countdown
 from streams.errors import BrokerUnavailable, MillstreamError
 
 CHUNK_BYTES = 128 * 2**10  # well below every max_payload
+PLACEMENT_SECONDS = 30.0
+_RETRY_SECONDS = 0.5
+_NOT_YET = frozenset({10005, 10008})  # too few servers known for the replicas; no leader
 ANSWER_SECONDS = 60.0  # the server syncs files, and a cluster elects a leader, meanwhile
 _WHOLE = ("", "204")  # statuses of the empty message behind the last chunk: none after one chunk
 AddProgress = Callable[[int], None]
@@ -52,7 +57,10 @@ async def call_api(broker: Broker, subject: str, body: object = None) -> dict[st
 
 
 async def list_streams(broker: Broker) -> list[dict[str, Any]]:
-    """Return the configuration and state of every stream of this connection's account, by name."""
+    """Return the configuration and state of every stream of a connection's account, by name.
+
+    It must be a connection within the account that has them: an import asks one store alone.
+    """
     found: dict[str, dict[str, Any]] = {}
     while True:
         page = await call_api(broker, "STREAM.LIST", {"offset": len(found)})
@@ -65,7 +73,7 @@ async def list_streams(broker: Broker) -> list[dict[str, Any]]:
 
 
 async def back_up_stream(
-    broker: Broker, name: str, folder: Path, add_progress: AddProgress
+    store: Store, name: str, folder: Path, add_progress: AddProgress
 ) -> StreamBackup:
     """Write a stream with its consumers to a file in `folder`, and return what was written.
 
@@ -73,7 +81,7 @@ async def back_up_stream(
     refuses or stops half-way, or if the file cannot be written, as on a full disk; what is left
     then has the suffix `.partial`.
     """
-    partial = folder / f"{name}{PARTIAL_SUFFIX}"
+    partial, broker = folder / f"{name}{PARTIAL_SUFFIX}", store.broker
     async with _listen(broker) as (inbox, chunks):
         query = {
             "deliver_subject": inbox,
@@ -87,11 +95,16 @@ async def back_up_stream(
         try:
             size, sha256 = await _write_chunks(broker, chunks, partial, name, add_progress)
         except OSError as error:
-            raise SnapshotFailed(name, f"cannot be written: {partial}: {error.strerror}") from None
+            raise SnapshotFailed(
+                name,
+                f"cannot be written: {partial}: {error.strerror}; this is no backup: make room, or "
+                "name a folder on another disk, and run the command again",
+            ) from None
     file = f"{name}{SNAPSHOT_SUFFIX}"
     partial.replace(folder / file)
     return StreamBackup(
         name=name,
+        account=store.account,
         file=file,
         bytes=size,
         sha256=sha256,
@@ -127,7 +140,8 @@ async def _write_chunks(
 async def _listen(broker: Broker) -> AsyncIterator[tuple[str, asyncio.Queue[Msg]]]:
     """An inbox and what arrives there; the server's flow control bounds the queue."""
     inbox, chunks = broker.client.new_inbox(), asyncio.Queue[Msg]()
-    subscription = await broker.subscribe(inbox, chunks.put)
+    # A renewed one would for a moment get each chunk twice
+    subscription = await broker.subscribe(inbox, chunks.put, renewed=False)
     try:
         yield inbox, chunks
     finally:
@@ -164,12 +178,7 @@ async def restore_stream(
     whose restore was interrupted, which keeps what has arrived, knows it by that. Raises
     `SnapshotFailed` if the server refuses, as for a stream that exists or a full disk.
     """
-    config = with_metadata(stream.config, metadata)
-    begun = await call_api(
-        broker, f"STREAM.RESTORE.{stream.name}", {"config": config, "state": stream.state}
-    )
-    if "error" in begun:
-        raise SnapshotFailed(stream.name, f"not restored: {begun['error']['description']}")
+    begun = await _begin(broker, stream, with_metadata(stream.config, metadata))
     with (folder / Path(stream.file).name).open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             _check_accepted(await _send(broker, stream, begun, chunk), stream)
@@ -182,6 +191,20 @@ async def restore_stream(
         )
     restored: dict[str, Any] = made["config"]
     return restored
+
+
+async def _begin(broker: Broker, stream: StreamBackup, config: dict[str, Any]) -> dict[str, Any]:
+    """Begin a restore; a cluster that has just started places no stream for some seconds."""
+    query = {"config": config, "state": stream.state}
+    with closing(Countdown(PLACEMENT_SECONDS)) as limit:
+        while True:
+            begun = await call_api(broker, f"STREAM.RESTORE.{stream.name}", query)
+            error = begun.get("error")
+            if error is None:
+                return begun
+            if error.get("err_code") not in _NOT_YET or not limit.seconds_left:
+                raise _not_restored(stream, error["description"])
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def _send(broker: Broker, stream: StreamBackup, begun: dict[str, Any], chunk: bytes) -> bytes:
@@ -197,10 +220,18 @@ def _check_accepted(answer: bytes, stream: StreamBackup) -> dict[str, Any]:
     """Return the server's answer, empty behind most chunks; raises for an error in it."""
     parsed: dict[str, Any] = orjson.loads(answer) if answer.startswith(b"{") else {}
     if "error" in parsed:
-        raise SnapshotFailed(stream.name, f"not restored: {parsed['error']['description']}")
+        raise _not_restored(stream, parsed["error"]["description"])
     if answer.startswith(b"-ERR"):
-        raise SnapshotFailed(stream.name, f"not restored: {answer.decode(errors='replace')}")
+        raise _not_restored(stream, answer.decode(errors="replace"))
     return parsed
+
+
+def _not_restored(stream: StreamBackup, reason: str) -> SnapshotFailed:
+    return SnapshotFailed(
+        stream.name,
+        f"not restored: {reason}; streams before it are whole: mend this (a full store: more room, "
+        "or a larger max_file_store), and run the command again, which does the rest",
+    )
 
 
 def with_metadata(config: dict[str, Any], metadata: dict[str, str]) -> dict[str, Any]:

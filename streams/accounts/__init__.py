@@ -11,5 +11,6 @@ minting                  tokens of accounts and users, made of signing keys and 
 server_configuration     what a nats-server's file says of accounts
 cell_directory           a cell's keys and credentials on disk, in private_file's files
 key_rotation             signing keys replaced: new ones beside the old ones, then without them
+user_revocation          single users cut off, in their accounts' claims
 Running servers are told of accounts by `streams/broker/account_claims.py`.
 """

@@ -254,14 +254,17 @@ class CellDirectory:
         """Write the credentials of a process and return the file.
 
         By default the user is pinned to the process `name`; the credentials end after `seconds`, if
-        ever. One that is there keeps its key and gets new claims; raises `InvalidCellDirectory` if
-        it is of another class.
+        ever. One that is there keeps its key, unless that was revoked, and gets new claims; raises
+        `InvalidCellDirectory` if it is of another class.
         """
         file = self.user_file(name)
         with self._locked():
             expires_at = None if seconds is None else int(time.time() + seconds)
-            user = NewUser(user_class, name, self._user_key(file, user_class), expires_at)
             account = self.read().accounts[ACCOUNT_OF[user_class]]
+            key = self._user_key(file, user_class)
+            if key.public in account.revocations:  # a copy of a file that was removed
+                key = KeyPair.generate(KeyKind.USER)
+            user = NewUser(user_class, name, key, expires_at)
             signer = self._user_signer(user_class, account)
             made = minting.sign_process_user(
                 user, account.public, signer, pins or Pins(id=name), time.time()
@@ -285,6 +288,18 @@ class CellDirectory:
                 self.path, f"has a user {file.stem!r} of the class {found}: choose another name"
             )
         return known.key
+
+    def sign_owner(self, account: BrokerAccount, name: str, seconds: float) -> UserCredentials:
+        """Return credentials of a new user that may do all that an account can, for so long.
+
+        Nothing is kept of it: whoever holds the keys needs no standing right to the stores.
+        """
+        now = time.time()
+        key = KeyPair.generate(KeyKind.USER)
+        user = NewUser(UserClass.SYSTEM, name, key, int(now + seconds))
+        signer = self._signing_key(account, KeyKind.ACCOUNT)
+        public = self.read().accounts[account].public
+        return minting.sign_process_user(user, public, signer, Pins(), now)
 
     def tenant_token(self, tenant: str, state: AccountState) -> str:
         """Return the signed claims of the account of a tenant that publishes to NATS itself.

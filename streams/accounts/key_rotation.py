@@ -22,7 +22,7 @@ from streams.accounts.cell_directory import (
     role_file,
 )
 from streams.accounts.claims import EVERYTHING, AccountState, next_issued_at
-from streams.accounts.claims_token import decode
+from streams.accounts.claims_token import Claims, decode
 from streams.accounts.credentials_file import UserCredentials, read_credentials, write_credentials
 from streams.accounts.minting import CLASS_TAG, NewUser, class_of
 from streams.accounts.nkeys import InvalidKey, KeyKind, KeyPair
@@ -156,6 +156,21 @@ class KeyRotation(CellDirectory):
         listed = [keys for each in accounts for keys in (each.signing, *each.roles.values())]
         return frozenset(key for keys in (*listed, cell.tenant_signing) for key in keys[:-1])
 
+    def name_outdated(self, claims: Iterable[Claims], *, by_operator: bool = False) -> list[str]:
+        """Return the names of other accounts than the cell's own that depend on old signing keys.
+
+        Those are tenants', in whose `claims` an import or their users' key is of the old keys of
+        accounts; with `by_operator`, those that the operator's old key has signed.
+        """
+        cell, old = self.read(), self.old_keys()
+        own = {state.public for state in cell.accounts.values()}
+        ours = {cell.operator, *cell.operator_signing}
+        tenants = [each for each in claims if each["sub"] not in own and each["iss"] in ours]
+        if by_operator:
+            signers = cell.operator_signing[:-1]
+            return sorted(each["name"] for each in tenants if each["iss"] in signers)
+        return sorted(each["name"] for each in tenants if _keys_of(each, cell) & old)
+
     def begin_operator(self, seed_file: Path | None = None) -> str:
         """List a new signing key of the operator beside the old one; returns the new one's public.
 
@@ -241,6 +256,14 @@ class KeyRotation(CellDirectory):
 def _lists_both(cell: CellState) -> bool:
     """True during the overlap; all accounts' keys change in one write of the cell's file."""
     return len(cell.accounts[BrokerAccount.SYSTEM].signing) > 1
+
+
+def _keys_of(account: Claims, cell: CellState) -> set[str]:
+    """Keys by which an account's imports are signed, and its users if it lists no newer one."""
+    body = account["nats"]
+    imports = {decode(each["token"])["iss"] for each in body.get("imports", [])}
+    listed = {key for key in body.get("signing_keys", []) if isinstance(key, str)}
+    return imports if set(cell.tenant_signing[-1:]) & listed else imports | listed
 
 
 def _last_keys(state: AccountState) -> Sequence[str]:

@@ -5,7 +5,7 @@ Needs a connection of a user of the system account. Every server that lives answ
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -16,11 +16,15 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from streams.accounts import claims_token
+from streams.accounts.claims_token import Claims
 from streams.errors import BrokerUnavailable
 
 log = structlog.get_logger()
 
 _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+_LIST = "$SYS.REQ.CLAIMS.LIST"
+_LOOKUP = "$SYS.REQ.ACCOUNT.{}.CLAIMS.LOOKUP"
 _PING = "$SYS.REQ.SERVER.PING"
 _CONNECTIONS = "$SYS.REQ.SERVER.PING.CONNZ"
 _ALL_CONNECTIONS = b'{"auth": true, "limit": 1000000}'
@@ -35,6 +39,10 @@ class ClaimsUpdate:
 
     taken: frozenset[str]
     refused: dict[str, str] = field(default_factory=dict)
+
+
+class ClaimsOutdated(BrokerUnavailable):
+    """The servers know newer claims of an account than those of a directory of keys."""
 
 
 class ClaimsRefused(BrokerUnavailable):
@@ -67,6 +75,46 @@ async def list_trusted_keys(client: Client) -> Mapping[str, frozenset[str]]:
     if not found:
         raise BrokerUnavailable("no NATS server answers a user of the system account")
     return found
+
+
+async def read_claims(client: Client, account: str, servers: int) -> Claims | None:
+    """Return the newest claims of an account that any of so many servers has; None if none does.
+
+    `account` is its public key. Raises `BrokerUnavailable`.
+    """
+    async with _asked(client, _LOOKUP.format(account), b"") as answers:
+        found = await _collect(answers, servers, PUSH_SECONDS)
+    claims = [claims_token.decode(answer.data.decode()) for answer in found if answer.data]
+    return max(claims, key=lambda each: int(each["iat"]), default=None)
+
+
+async def read_all_claims(client: Client) -> Sequence[Claims]:
+    """Return the newest claims of each account that any server has stored, tenants' among them.
+
+    Raises `BrokerUnavailable`.
+    """
+    listed = [
+        json.loads(each.data).get("data") or [] for each in await _ask_all(client, _LIST, b"")
+    ]
+    servers = len(await list_servers(client))
+    found = [await read_claims(client, each, servers) for each in sorted({*chain(*listed)})]
+    return [each for each in found if each]
+
+
+async def check_newest(client: Client, tokens: Iterable[str]) -> None:
+    """Raise `ClaimsOutdated` if a server knows newer claims of an account than those of `tokens`.
+
+    Servers would take older ones all the same, and let in again whoever was cut off meanwhile.
+    """
+    servers = len(await list_servers(client))
+    for ours in map(claims_token.decode, tokens):
+        known = await read_claims(client, ours["sub"], servers)
+        if known and int(known["iat"]) > int(ours["iat"]):
+            raise ClaimsOutdated(
+                f"the servers know claims of the account {ours['name']} that are newer than those "
+                "of this directory of keys, which is an older copy: use the one that was changed "
+                "last; nothing was changed"
+            )
 
 
 async def list_issuers(client: Client) -> Mapping[str, frozenset[str]]:

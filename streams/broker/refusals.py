@@ -79,8 +79,9 @@ def not_permitted(subject: str, identity: Identity | None) -> NotPermitted:
     return NotPermitted(
         subject,
         user,
-        "use the credentials of a class that may (docs/accounts.md), with --nats-creds; after an "
-        "update, restart the servers with the configurations that `millstream broker init` makes",
+        "use the credentials of a class that may (docs/accounts.md), and of this process: its --id "
+        "and its models, with --nats-creds; after an update, restart the servers with the "
+        "configurations that `millstream broker init` makes",
     )
 
 
@@ -89,5 +90,6 @@ def _replace_identity(files: ConnectionFiles) -> str:
         return "give the credentials that the server wants, with --nats-creds"
     return (
         f"the server does not know the user of {files.identity}, or no longer: have new "
-        "credentials written (`millstream broker user`), and check that they are for this server"
+        "credentials written (`millstream broker user`), and check that they are for this server "
+        "and, if they expire, that this machine's clock is right"
     )

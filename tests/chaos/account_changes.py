@@ -2,16 +2,11 @@
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from nats.aio.client import Client
 
-from streams.accounts.access import ACCOUNT_OF, UserClass
-from streams.accounts.claims import next_issued_at
-from streams.accounts.credentials_file import read_credentials
 from streams.broker.account_claims import push_claims
 from streams.broker.reconnecting_client import ReconnectingClient
 from streams.connection_files import ConnectionFiles
@@ -35,28 +30,27 @@ async def rotate_keys(cluster: Cluster) -> None:
 
 async def _run_rotate(cluster: Cluster, what: str, *words: str) -> bool:
     """One step of `millstream broker rotate`; whether it was done."""
-    command = ("broker", "rotate", str(cluster.cell.path), "--nats", cluster.brokers.direct)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "millstream", *command, "--what", what, *words),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, told = await process.communicate()
-    assert words or not process.returncode, told.decode()
-    return not process.returncode
+    returncode, told = await _run_broker(cluster, "rotate", "--what", what, *words)
+    assert words or not returncode, told
+    return not returncode
 
 
 async def revoke_user(cluster: Cluster, name: str) -> None:
     """A process's credentials are revoked on all brokers, which cut it off."""
-    user_class = UserClass(name.partition("-")[0])
-    user = read_credentials(cluster.cell.user_file(name), now=0).user
-    mint, account = cluster.cell.mint(), ACCOUNT_OF[user_class]
-    state = mint.states[account]
-    issued_at = next_issued_at(state.issued_at, time.time())
-    revoked = replace(state, issued_at=issued_at, revocations={user: issued_at})
-    mint = replace(mint, states={**mint.states, account: revoked})
-    async with _connect_system(cluster) as client:
-        await push_claims(client, mint.account_token(account), PUSH_SECONDS)
+    returncode, told = await _run_broker(cluster, "revoke", name)
+    assert not returncode, told
+
+
+async def _run_broker(cluster: Cluster, command: str, *words: str) -> tuple[int, str]:
+    """A command of `millstream broker` on the cluster's keys; its exit status and errors."""
+    given = ("broker", command, str(cluster.cell.path), *words, "--nats", cluster.brokers.direct)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "millstream", *given),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, told = await process.communicate()
+    return process.returncode or 0, told.decode()
 
 
 @asynccontextmanager

@@ -102,7 +102,7 @@ class AccountsCell:
         block = self.directory.accounts_block()
         for number, name in enumerate(names):
             store = self.store(number)
-            store.mkdir()
+            store.mkdir(parents=True)
             text = node_configuration(block, name, names, str(store))
             if self.certificates:
                 write_server(self.certificates, name, (name,), datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""`millstream broker backup` and `restore`: streams out of a broker, and into one with accounts."""
+"""`millstream broker backup` and `restore`: streams out of a broker without accounts, and back."""
 
 import asyncio
 import json
@@ -16,17 +16,14 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
-from nats.js.errors import APIError
 
 from millstream.broker.backup_commands import backup, restore
 from millstream.broker.backup_manifest import BackupUnusable, read_manifest
 from millstream.broker.backup_settings import BackupSettings, RestoreSettings
 from millstream.broker.stream_snapshots import CHUNK_BYTES, SnapshotFailed, list_streams
 from tests.support.accounts_server import connect
-from tests.support.eventually import eventually
 from tests.support.gateways import cell
 from tests.support.nats_server import NatsServer
-from tests.support.ports import free_port
 from tests.support.stored_streams import (
     KV,
     LEDGER,
@@ -39,9 +36,6 @@ from tests.support.stored_streams import (
 )
 
 STOP = asyncio.Event()
-OWNERS = {LEDGER: "CONTROL", "KV_*": "CONTROL", USAGE: "WORK"}
-# The server's default is one gibibyte; a test's disk is one on which several run at once.
-BOUNDS = "max_memory_store: 64MB, max_file_store: 256MB"
 
 
 async def run_backup(url: str, folder: Path, **options: Any) -> None:
@@ -223,8 +217,9 @@ async def test_a_backup_of_another_cell_needs_a_word(
     await run_backup(nats_url, folder)
     manifest = folder / "manifest.json"
     told = json.loads(manifest.read_text())
-    for key, value in (("account", "AOTHER"), ("cluster", "harbour")):
-        manifest.write_text(json.dumps({**told, key: value}))
+    streams = [{**each, "account": "AOTHER"} for each in told["streams"]]
+    for change, value in (({"streams": streams}, "AOTHER"), ({"cluster": "harbour"}, "harbour")):
+        manifest.write_text(json.dumps({**told, **change}))
         with pytest.raises(BackupUnusable, match=f"{value}.*--other-cell"):
             await run_restore(other_server.url, folder)
     await run_restore(other_server.url, folder, other_cell=True)
@@ -360,105 +355,3 @@ async def test_a_full_broker_is_said_and_what_was_restored_stays(
             assert (await client.jetstream().stream_info(LEDGER)).state.messages == 50
     finally:
         server.kill()
-
-
-class AccountsCluster:
-    """Three nodes of one cluster; accounts, once there are some, have users of their own names."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._ports = [free_port() for _ in range(3)]
-        self._routes = [free_port() for _ in range(3)]
-        self.nodes: list[NatsServer] = []
-
-    def start(self, accounts: str = "") -> None:
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
-        for number, (port, route) in enumerate(zip(self._ports, self._routes, strict=True)):
-            store = self._home / f"n{number}"
-            store.mkdir(parents=True, exist_ok=True)
-            configuration = self._home / f"n{number}.conf"
-            configuration.write_text(
-                f'server_name: n{number}\njetstream {{ store_dir: "{store}", {BOUNDS} }}\n'
-                f'cluster {{ name: mill, listen: "127.0.0.1:{route}", routes: [{routes}] }}\n'
-                + accounts
-            )
-            self.nodes.append(NatsServer(store, port, configuration))
-
-    def stop(self) -> None:
-        for node in self.nodes:
-            node.process.terminate()
-        for node in self.nodes:
-            node.process.wait()
-        self.nodes.clear()
-
-    def wipe(self) -> None:
-        for store in self._home.glob("n?"):
-            shutil.rmtree(store / "jetstream")
-
-    def url(self, account: str = "") -> str:
-        user = f"{account}:{account}-password@" if account else ""
-        return ",".join(f"nats://{user}127.0.0.1:{port}" for port in self._ports)
-
-    async def connect(self, account: str = "") -> Client:
-        """A connection, once the cluster has elected who answers."""
-        client = await nats.connect(self.url(account).split(","))
-        await eventually(lambda: self._answers(client))
-        return client
-
-    @staticmethod
-    async def _answers(client: Client) -> bool:
-        try:
-            await client.jetstream(timeout=2).account_info()
-        except (nats.errors.Error, APIError, TimeoutError):
-            return False
-        return True
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[AccountsCluster]:
-    made = AccountsCluster(tmp_path / "cluster")
-    yield made
-    made.stop()
-
-
-def accounts_block(names: dict[str, str]) -> str:
-    """Accounts, called by public keys as with an operator, each with one user."""
-    accounts = "\n".join(
-        f'{key}: {{ jetstream: enabled, users: [{{user: {name}, password: "{name}-password"}}] }}'
-        for name, key in names.items()
-    )
-    system = "SYS: { users: [{user: sys, password: sys-password}] }"
-    return f"accounts {{ {accounts}\n{system} }}\nsystem_account: SYS\n"
-
-
-async def test_a_cluster_gets_accounts_by_backup_wipe_and_restore(
-    cluster: AccountsCluster, tmp_path: Path
-) -> None:
-    """Three nodes, three replicas: the planned stop of docs/backup.md, step by step."""
-    cluster.start()
-    client = await cluster.connect()
-    await fill_streams(client, replicas=3)
-    before = await read_facts(dict.fromkeys(NAMES, client))
-    await client.close()
-    folder = tmp_path / "backup"
-    await run_backup(cluster.url(), folder)
-    cluster.stop()
-    cluster.wipe()
-    keys = {name: f"A{name * 8}"[:56].ljust(56, "A") for name in ("CONTROL", "WORK")}
-    table = tmp_path / "accounts.json"
-    table.write_text(json.dumps({stream: keys[name] for stream, name in OWNERS.items()}))
-    cluster.start(accounts_block(keys))
-    control, work = await cluster.connect("CONTROL"), await cluster.connect("WORK")
-    for account in ("CONTROL", "WORK"):
-        await run_restore(cluster.url(account), folder, accounts=table)
-    after = await read_facts({LEDGER: control, KV: control, USAGE: work})
-    assert after.sequences == before.sequences
-    assert (after.revisions, after.counter) == (before.revisions, before.counter)
-    assert after.consumer[0] == before.consumer[0]
-    info = await control.jetstream(timeout=10).stream_info(LEDGER)
-    assert info.cluster
-    assert len(info.cluster.replicas or []) == 2
-    with pytest.raises(nats.js.errors.NotFoundError):
-        await work.jetstream(timeout=10).stream_info(LEDGER)
-    await control.close()
-    await work.close()

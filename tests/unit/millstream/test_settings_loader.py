@@ -12,6 +12,7 @@ from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from millstream.admin.settings import LagSettings, WhySettings
 from millstream.bench.settings import BenchSettings
+from millstream.broker.backup_settings import BackupSettings
 from millstream.models.settings import AddSettings, ListSettings
 from millstream.settings_loader import UsageError, load_settings
 from millstream.up import state_file
@@ -190,6 +191,23 @@ def test_commands_find_the_server_of_a_running_up(tmp_path: Path) -> None:
         load_settings(BenchSettings, {"data_dir": str(data_dir)}, {}).model_dump()["url"]
         == running.url
     )
+
+
+def test_a_backup_finds_the_keys_of_a_running_up(tmp_path: Path) -> None:
+    """The stores have no users; with NATS of another cell, its own keys are to be named."""
+    users = str(tmp_path / "broker/users")
+    state = state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h", nats_users=users)
+    state_file.write(tmp_path, state)
+
+    def keys(**flags: str) -> Path | None:
+        given = {"data_dir": str(tmp_path), "dir": "d", **flags}
+        settings = load_settings(BackupSettings, given, {})
+        assert isinstance(settings, BackupSettings)
+        return settings.broker_keys
+
+    assert keys() == tmp_path / "broker"
+    assert keys(nats="nats://other") is None
+    assert keys(broker_keys="mine") == Path("mine")
 
 
 def bench_key(flags: dict[str, str], environment: dict[str, str]) -> str | None:

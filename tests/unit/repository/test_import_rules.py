@@ -82,6 +82,7 @@ WALL_CLOCK = {
     "registry/models.py",
     "streams/accounts/cell_directory.py",
     "streams/accounts/key_rotation.py",
+    "streams/accounts/user_revocation.py",
     "streams/broker/authentication.py",
     "streams/broker/cluster_clock.py",
 }

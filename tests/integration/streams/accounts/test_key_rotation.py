@@ -16,6 +16,7 @@ from streams.accounts.access import UserClass
 from streams.accounts.credentials_file import read_credentials
 from streams.accounts.key_rotation import KeyRotation, RotationRefused
 from streams.broker import declaration, reconnecting_client
+from streams.broker.account_claims import push_claims
 from streams.broker.broker_client import Broker, connect
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.connection_files import ConnectionFiles
@@ -193,6 +194,57 @@ async def test_connections_with_old_credentials_hold_up_the_end(cell: AccountsCe
         await rotate(cell, "accounts", finish=True, cut=True)
         await client.was_closed.wait()
     assert not await cell.is_let_in(thief)
+
+
+async def tell_tenants(cell: AccountsCell) -> None:
+    """What an admin service does once it has the new keys."""
+    async with cell.client(UserClass.SYSTEM, "system") as system:
+        for token in cell.directory.account_tokens():
+            await push_claims(system, token)
+
+
+async def test_tenants_that_depend_on_old_keys_hold_up_the_end(
+    cell: AccountsCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named, though nobody is connected; signed anew, they stay in."""
+    monkeypatch.setattr(rotation_commands, "TENANTS_SECONDS", 0.5)
+    cell.directory.add_user("system", UserClass.SYSTEM)
+    async with cell.client(UserClass.SYSTEM, "system") as system:
+        await push_claims(system, cell.directory.add_tenant("acme"))
+        await push_claims(system, cell.directory.disable_tenant("acme"))
+        await push_claims(system, cell.directory.add_tenant("beta"))
+    await rotate(cell, "accounts")
+    await rotate(cell, "users")
+    with pytest.raises(RotationRefused, match=r"T_acme, T_beta \(2 in all\) would be cut off"):
+        await rotate(cell, "accounts", finish=True)
+    await tell_tenants(cell)
+    await rotate(cell, "accounts", finish=True)
+    assert await cell.is_let_in(cell.directory.tenant_credentials("beta"))
+
+    await rotate(cell, "operator")
+    cell.nodes[0].restart()
+    await eventually(lambda: cell.has_servers(1))
+    with pytest.raises(RotationRefused, match=r"T_acme, T_beta .* still signed by keys"):
+        await rotate(cell, "operator", finish=True)
+    await tell_tenants(cell)
+    await rotate(cell, "operator", finish=True)
+    cell.nodes[0].restart()
+    assert await cell.is_let_in(cell.directory.tenant_credentials("beta"))
+
+
+async def test_tenants_are_cut_off_if_that_is_wanted(
+    cell: AccountsCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose account no admin service knows any more."""
+    monkeypatch.setattr(rotation_commands, "TENANTS_SECONDS", 0.5)
+    cell.directory.add_user("system", UserClass.SYSTEM)
+    async with cell.client(UserClass.SYSTEM, "system") as system:
+        await push_claims(system, cell.directory.add_tenant("acme"))
+    await rotate(cell, "accounts")
+    await rotate(cell, "users")
+    with pytest.raises(RotationRefused, match="T_acme"):
+        await rotate(cell, "accounts", finish=True)
+    await rotate(cell, "accounts", finish=True, cut=True)
 
 
 async def test_every_server_is_told(
