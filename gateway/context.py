@@ -12,7 +12,7 @@ from starlette.types import Scope as AsgiScope
 from api.authentication.authenticator import Authenticator, ClientOrigin, Principal
 from api.authentication.principal_watches import Cut, PrincipalWatches
 from api.submission.ledger_space import LedgerSpace
-from api.submission.result_space import ResultSpace
+from api.submission.response_space import ResponseSpace
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from api.wrong_keys import WrongKeyLimiter
@@ -77,7 +77,7 @@ class GatewayContext:
     files: FileStore
     batches: BatchStore
     responses: ResponseStore
-    result_space: ResultSpace
+    response_space: ResponseSpace
     webhook_endpoints: EndpointStore
     deliveries: DeliveryStore
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)

@@ -13,7 +13,7 @@ from api.grammar_checker import GrammarChecker
 from api.submission.ledger_space import LedgerSpace
 from api.submission.request_limits import DeadlineLimits
 from api.submission.reservation_recovery import ReservationRecovery
-from api.submission.result_space import ResultSpace
+from api.submission.response_space import ResponseSpace
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
@@ -180,7 +180,7 @@ async def _build_context(
         FileStore(broker),
         BatchStore(broker),
         ResponseStore(broker),
-        ResultSpace(broker),
+        ResponseSpace(broker, BatchStore(broker)),
         EndpointStore(broker),
         DeliveryStore(broker),
     )
@@ -219,7 +219,7 @@ async def _serve(
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
         background = [
             tasks.create_task(context.ledger_space.run(), name="ledger"),
-            tasks.create_task(context.result_space.run(), name="results"),
+            tasks.create_task(context.response_space.run(), name="results"),
             tasks.create_task(context.refusals.run(), name="refusals"),
             tasks.create_task(context.rollups.run(), name="rollups"),
             tasks.create_task(ReservationRecovery(context.broker).run(), name="reservations"),

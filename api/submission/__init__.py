@@ -11,7 +11,7 @@ open_reservations   the reservations of this gateway that have not ended (pure)
 reservation_journal those that are pending, noted before anything is counted
 reservation_recovery gives back what a dead process had pending
 ledger_space        refuses requests while the ledger has no room for their records
-result_space        refuses responses while the stream of results has no room for more
+response_space      refuses responses while the stream of results has no room for more
 threshold_recorder  stores that a part of a quota is used, once for all gateways
 rate_limit_headers  `x-ratelimit-*` headers from the last totals seen (pure)
 """

@@ -55,7 +55,7 @@ async def serve(
     A response that is stored can be read at any gateway before its client is told of it.
     """
     if body.is_stored:
-        context.result_space.check()
+        context.response_space.check()
     tenant, data = principal.tenant.name, _pack_body(context, body)
     earlier = await read_earlier(context.responses, context.registry, tenant, body)
     if body.truncation == "auto":

@@ -1,6 +1,7 @@
-"""Room for results: no response is stored whose result might find none.
+"""Room for stored responses: none is accepted whose result might find no room.
 
-The last tenth of the stream is for requests that are accepted already.
+What is promised to batches counts as used. The last tenth of the stream is for requests that are
+accepted already.
 """
 
 import asyncio
@@ -10,45 +11,45 @@ from nats.js.errors import NotFoundError
 from prometheus_client import Gauge
 
 from streams import topology
-from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable, StorageFull
+from streams.records.jobs.batch_store import BatchStore
+from streams.records.jobs.result_space import read_result_space
 
 log = structlog.get_logger()
 RESULTS_USED = Gauge(
-    "millstream_results_used_ratio", "Part of the stream of results that is in use, 0 to 1."
+    "millstream_results_used_ratio", "Part of the stream of results that is used or promised to batches, 0 to 1."
 )
 
-CHECK_SECONDS = 1.0
+CHECK_SECONDS = 2.0
 FULL_RATIO = 0.9
 RETRY_SECONDS = 10.0
 
 
-class ResultSpace:
+class ResponseSpace:
     """Knows how full the stream of results is, while `run` runs."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker, self.used_ratio = broker, 0.0
+    def __init__(self, broker: Broker, batches: BatchStore) -> None:
+        self._broker, self._batches, self.used_ratio = broker, batches, 0.0
 
     def check(self) -> None:
         """Raise `StorageFull` if there is no room for the results of further responses."""
         if self.used_ratio >= FULL_RATIO:
             raise StorageFull(
-                f"the stream {topology.RESULTS} is full to {self.used_ratio:.0%}, and what is left "
-                "is for requests accepted before; delete responses, or send store: false",
+                f"the stream {topology.RESULTS} is used or promised to {self.used_ratio:.0%}; the rest "
+                "is for requests accepted before: delete responses, or send store: false",
                 RETRY_SECONDS,
             )
 
     async def run(self) -> None:
-        """Look every second, until cancelled; what is not known stays as it was."""
+        """Look every two seconds, until cancelled; what is not known stays as it was."""
         while True:
             try:
-                info = await declaration.stream_info(self._broker, topology.RESULTS)
+                space = await read_result_space(self._broker, self._batches)
             except (BrokerUnavailable, NotFoundError) as error:
                 log.debug("results_not_checked", reason=str(error))
             else:
-                limit = max(0, info.config.max_bytes or 0)
-                self._update(info.state.bytes / limit if limit else 0.0)
+                self._update(1 - space.free / space.limit if space.limit else 0.0)
             await asyncio.sleep(CHECK_SECONDS)
 
     def _update(self, used_ratio: float) -> None:

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from api.submission.result_space import ResultSpace
+from api.submission.response_space import ResponseSpace
 from streams import subjects, topology
 from streams.broker import declaration
 from streams.errors import StorageFull
+from streams.records.jobs.batch_store import BatchStore
 from streams.topology import Scale
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
@@ -19,7 +20,7 @@ async def test_a_full_stream_of_results_refuses_until_it_has_room(nats_url: str)
         await declaration.declare(broker, Scale(), 100)
         info = await broker.js.stream_info(topology.RESULTS)
         await broker.js.update_stream(info.config, max_bytes=20_000)
-        space = ResultSpace(broker)
+        space = ResponseSpace(broker, BatchStore(broker))
         space.check()
         looking = asyncio.create_task(space.run())
         await broker.store(subjects.result("acme", "a", 0), bytes(18_500))
