@@ -3,8 +3,10 @@
 import asyncio
 import json
 from collections.abc import Iterable
+from typing import get_args
 from urllib.parse import quote, urlencode
 
+from api.schemas.webhooks import EventName
 from millstream.admin.console_output import make_console, make_whole_table, print_json_lines
 from millstream.batch.batch_client import BatchClient, JsonBody
 from millstream.webhooks.settings import (
@@ -28,7 +30,8 @@ async def list_endpoints(settings: WebhookCommandSettings, stop: asyncio.Event) 
 
 async def create(settings: CreateEndpointSettings, stop: asyncio.Event) -> None:
     """Create an endpoint, and print it with its secret, this once; raises as `BatchClient` does."""
-    body = {"name": settings.name, "url": settings.target, "event_types": list(settings.event)}
+    kinds = list(settings.event or get_args(EventName))
+    body = {"name": settings.name, "url": settings.target, "event_types": kinds}
     _print_one(await _call(settings, "POST", _ENDPOINTS, body), settings)
 
 

@@ -1,7 +1,5 @@
 """Settings of the commands `millstream webhooks …`."""
 
-from typing import get_args
-
 from pydantic import Field
 
 from api.schemas.webhooks import EventName
@@ -23,8 +21,9 @@ class CreateEndpointSettings(WebhookCommandSettings):
     )
     name: str = Field("webhook", description="name for people", json_schema_extra=FLAG_ONLY)
     event: tuple[EventName, ...] = Field(
-        get_args(EventName),
-        description="type of event to be told of; repeatable",
+        (),
+        description="type of event to be told of, such as batch.completed; repeatable; all if not "
+        "given",
         json_schema_extra=FLAG_ONLY,
     )
 
