@@ -38,6 +38,16 @@ REFUSED = Counter(
 TOKENS = Counter(
     "millstream_tokens_total", "Tokens of ended requests.", ["tenant", "model", "direction"]
 )
+JOB_QUESTIONS = Counter(
+    "millstream_gateway_job_questions_total",
+    "Producers' questions about jobs over NATS, by operation and error code (empty: none).",
+    ["operation", "code"],
+)
+ANSWERS_REPEATED = Counter(
+    "millstream_gateway_repeated_answers_total",
+    "Submissions over NATS that were answered with what an earlier one got, by where that was.",
+    ["source"],
+)
 FILE_BYTES = Counter(
     "millstream_file_bytes_total", "Bytes of files that were stored and read.", ["direction"]
 )

@@ -6,6 +6,7 @@ from api.submission.validation import ValidatedRequest
 from gateway.admission.answer_space import AnswerSpace
 from gateway.admission.log_copy import LogCopy
 from gateway.admission.submitter import ReplyForm, Submitter
+from gateway.metrics import ANSWERS_REPEATED
 from gateway.replies import request_lookup
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker
@@ -111,6 +112,7 @@ class ProducerRequests:
             )
         request = LogAddress(tenant, wish.route, answer["request_id"])
         if await self._find_log(request, wish.route) is None:
+            ANSWERS_REPEATED.labels("answer").inc()
             copy = LogCopy(self._broker, request, wish.route, wish.encoding, self._shards)
             await copy.extend(list(replies_of(answer)))
 
@@ -119,7 +121,10 @@ class ProducerRequests:
         records = await LogCopy.read(self._broker, source, self._shards)
         copy = LogCopy(self._broker, source, wish.route, wish.encoding, self._shards)
         await copy.extend(records)
-        return bool(records) and records[-1]["type"] in messages.TERMINAL_TYPES
+        is_whole = bool(records) and records[-1]["type"] in messages.TERMINAL_TYPES
+        if is_whole:
+            ANSWERS_REPEATED.labels("log").inc()
+        return is_whole
 
     async def _find_log(self, address: LogAddress, route: str | None = None) -> LogAddress | None:
         """Return where the log of a request is, on any route or this one; None if there is none."""

@@ -27,6 +27,7 @@ from gateway.entrypoints.batches.batch_routes import (
 )
 from gateway.entrypoints.files.file_routes import find_ready
 from gateway.entrypoints.files.upload_routes import add_part, complete_upload, create_upload
+from gateway.metrics import JOB_QUESTIONS
 from gateway.replies.stored_records import QUEUE, REPLIES
 from registry.tenant_records import Tenant
 from streams import subjects
@@ -35,11 +36,13 @@ from streams.headers import MAX_HEADER_BYTES
 from streams.records.cas_records import RecordChanged
 from streams.records.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
+from streams.subjects import OTHER
 
 log = structlog.get_logger()
 
 MAX_CONTENT_BYTES = 524_288
 UPLOAD = "Upload"  # of a part: the upload's id
+ERROR = "Error"  # of a refusal: its code
 
 
 class BeginJob(Body):
@@ -102,6 +105,9 @@ class NatsJobs:
         if not msg.reply.startswith(REPLIES):
             return
         answer = await self._answer(msg)
+        operation = msg.subject.rpartition(".")[2]
+        known = operation if operation in self._operations else OTHER
+        JOB_QUESTIONS.labels(known, (answer.headers or {}).get(ERROR, "")).inc()
         try:
             await self._context.broker.publish(msg.reply, answer.data, answer.headers)
         except BrokerUnavailable as error:
@@ -184,4 +190,4 @@ def _json(body: Mapping[str, Any]) -> _JobAnswer:
 
 def _refusal(error: MillstreamError) -> _JobAnswer:
     told = {"error": {"code": error.code, "message": str(error)}}
-    return _JobAnswer(orjson.dumps(told), {"Error": error.code})
+    return _JobAnswer(orjson.dumps(told), {ERROR: error.code})

@@ -19,7 +19,8 @@ from tests.support.services import dispatcher_settings, running
 
 async def lanes_with_four(broker: Broker, registry: Registry) -> list[dict[str, Any]]:
     report = await lag.collect_report(broker, registry)
-    return [lane for lane in report["lanes"] if lane["submissions"] == 4]
+    counts = [(lane["submissions"], lane["queued"]) for lane in report["lanes"]]
+    return report["lanes"] if counts == [(4, 2)] else []
 
 
 async def test_what_waits_to_be_accepted_is_told(nats_url: str) -> None:
@@ -38,7 +39,6 @@ async def test_what_waits_to_be_accepted_is_told(nats_url: str) -> None:
         (lane,) = await eventually(lambda: lanes_with_four(broker, registry))
         await registry.close()
         assert (lane["tenant"], lane["model"], lane["priority"]) == ("acme", "mock", "batch")
-        assert (lane["submissions"], lane["queued"]) == (4, 2)
         assert lag._format_queued(lane) == "2 +4"
         facts = await why.collect_facts(broker, ["mock"], WhySettings(tenant="acme"))
         assert [each["submissions"] for each in facts["models"]] == [{"batch": 4}]
