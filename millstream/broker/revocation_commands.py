@@ -53,7 +53,7 @@ async def _connect_system(cell: UserRevocation, settings: RevokeSettings) -> Asy
 def _print(
     cell: UserRevocation, revoked: RevokedUser, told: list[str], settings: RevokeSettings
 ) -> None:
-    silent = sorted(set(cell.list_nodes()) - set(told))
+    silent = sorted(set(cell.list_servers()) - set(told))
     file = str(revoked.file) if settings.renew else None
     if settings.as_json:
         facts = {"name": revoked.name, "user": revoked.user, "account": revoked.account}

@@ -141,7 +141,7 @@ async def _tell(cell: KeyRotation, client: Client | None) -> Sequence[str]:
 async def _check_trust(cell: KeyRotation, client: Client, key: str) -> None:
     """Raise `RotationRefused` unless all servers that have a configuration here know a key."""
     trusted = await list_trusted_keys(client)
-    silent = set(cell.list_nodes()) - trusted.keys()
+    silent = set(cell.list_servers()) - trusted.keys()
     foreign = {name for name, keys in trusted.items() if key not in keys}
     if silent and key != cell.operator_signer():
         raise RotationRefused(

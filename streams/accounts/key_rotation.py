@@ -5,6 +5,7 @@ at any point: a new seed lies in `keys/signing/NAME.next.seed` before its public
 takes the place of the old seed, which is then needed no more, after that.
 """
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ from streams.accounts.private_file import write_whole
 from streams.accounts.rights import BrokerAccount
 from streams.accounts.server_configuration import with_accounts
 from streams.errors import BrokerMisconfigured
+
+_SERVER_NAME = re.compile(r'^server_name: "?([^"\s]+)"?', re.MULTILINE)
 
 
 class RotationRefused(BrokerMisconfigured):
@@ -242,8 +245,13 @@ class KeyRotation(CellDirectory):
         return self._signing_key(OPERATOR, KeyKind.OPERATOR).public
 
     def list_nodes(self) -> Sequence[str]:
-        """Return the names of the servers that have a configuration here."""
+        """Return what the servers' configurations here are called, without their suffix."""
         return sorted(file.stem for file in (self.path / "nodes").glob("*.conf"))
+
+    def list_servers(self) -> Sequence[str]:
+        """Return the names by which the servers of these configurations answer."""
+        texts = [(self.path / "nodes" / f"{name}.conf").read_text() for name in self.list_nodes()]
+        return sorted(found[1] for text in texts if (found := _SERVER_NAME.search(text)))
 
     def _write_nodes(self) -> None:
         """Bring the accounts in all servers' configurations up to date."""

@@ -14,7 +14,7 @@ from streams.accounts.credentials_file import read_credentials
 from streams.accounts.key_rotation import KeyRotation, RotationRefused
 from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import Pins
-from streams.accounts.server_configuration import node_configuration
+from streams.accounts.server_configuration import embedded_configuration, node_configuration
 
 SIGNING = "keys/signing"
 
@@ -161,6 +161,13 @@ def test_configurations_follow(cell: KeyRotation) -> None:
         rotate(cell)
         text = (cell.path / "nodes/n1.conf").read_text()
         assert text == node_configuration(cell.accounts_block(), "n1", ["n1", "n2"], "/store")
+
+
+def test_servers_are_known_by_the_names_that_they_answer_by(cell: KeyRotation) -> None:
+    """That of `millstream up` is not called like its file."""
+    block = cell.accounts_block()
+    cell.write_node("nats", embedded_configuration(block, cell.path / "accounts"))
+    assert (cell.list_nodes(), cell.list_servers()) == (["n1", "nats"], ["millstream", "n1"])
 
 
 @pytest.mark.parametrize("rotate", [rotate_accounts, rotate_operator])
