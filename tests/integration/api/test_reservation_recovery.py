@@ -10,6 +10,7 @@ import pytest
 
 from api.submission import reservation_recovery
 from api.submission.reservation_recovery import ReservationRecovery
+from gateway.admission import submitter
 from streams import quota_windows, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.headers import MESSAGE_ID
@@ -88,6 +89,21 @@ async def test_what_nobody_asks_again_is_given_back(
         doomed_gateway(nats_url, tmp_path) as doomed,
     ):
         await die(doomed)
+        await eventually(lambda: is_settled(broker, 0))
+
+
+async def test_a_gateway_that_stood_still_for_too_long_queues_nothing(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have given its reservation back meanwhile."""
+    monkeypatch.setattr(submitter, "EXPIRY_MARGIN_SECONDS", -1000.0)
+    async with (
+        cell(nats_url, tenants=tenants(**QUOTAS)) as (gateway,),
+        connect(nats_url, "test") as broker,
+    ):
+        answer = await gateway.complete()
+        assert (answer.status, answer.error["code"]) == (503, "overloaded")
+        assert "stood still" in answer.error["message"]
         await eventually(lambda: is_settled(broker, 0))
 
 
