@@ -5,7 +5,7 @@ from typing import Any
 
 from api.schemas.files import MAX_EXPIRY_SECONDS, MAX_FILENAME, PURPOSES, ExpiresAfter
 from streams.errors import BadRequest, NotFound
-from streams.records.file_records import FileState, StoredFile
+from streams.records.files.file_records import FileState, StoredFile
 
 BATCH = "batch"
 UPLOAD_SECONDS = 3600  # for which a file may be sent

@@ -44,7 +44,7 @@ from streams.errors import (
     Refused,
     Unauthenticated,
 )
-from streams.records.file_store import FileStore
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.responses.response_store import ResponseStore
 from streams.records.usage_rollups import UsageRollups

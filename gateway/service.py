@@ -44,7 +44,7 @@ from streams.broker.declaration import WAIT_SECONDS
 from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import BrokerUnavailable, Ended, MillstreamError, Overloaded
 from streams.metrics_server import serve_metrics
-from streams.records.file_store import FileStore
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.key_use import add_uses
 from streams.records.responses.response_store import ResponseStore

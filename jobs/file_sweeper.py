@@ -13,8 +13,8 @@ from streams import subjects, topology
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.coordination.lease import Lease
 from streams.errors import BrokerUnavailable, MillstreamError
-from streams.records.file_records import FileState, StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import FileState, StoredFile
+from streams.records.files.file_store import FileStore
 
 log = structlog.get_logger()
 

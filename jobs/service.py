@@ -32,7 +32,7 @@ from streams.broker.declaration import WAIT_SECONDS
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.metrics_server import not_yet, serve_metrics
-from streams.records.file_store import FileStore
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 
 log = structlog.get_logger()

@@ -18,8 +18,8 @@ from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenant_records import Tenant
 from streams.errors import BadRequest, ModelNotFound
-from streams.records.file_records import StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import StoredFile
+from streams.records.files.file_store import FileStore
 from streams.usage_accounts import Price
 
 SAMPLED_LINES = 64  # whose prompts are tokenised

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator
 
 from api.batches.batch_line import InputLine
-from streams.records.file_records import StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import StoredFile
+from streams.records.files.file_store import FileStore
 
 MAX_LINE_BYTES = 1_000_000  # as a gateway takes a body
 MAX_LINES = 1_000_000  # of any batch; jobs services take fewer

@@ -10,8 +10,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from streams.records.file_records import StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import StoredFile
+from streams.records.files.file_store import FileStore
 
 HASH_BYTES = 8
 _ENTRY = struct.Struct(f">{HASH_BYTES}sIQI")  # hash, index, offset, bytes with the line's end

@@ -18,8 +18,8 @@ from registry.models import Model
 from registry.store import Registry
 from streams.broker.broker_client import Broker
 from streams.errors import ModelNotFound
-from streams.records.file_records import StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import StoredFile
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_records import Batch
 from streams.records.jobs.item_results import CANCELLED, ItemResult, make_request_id
 from streams.records.jobs.result_store import read_result

@@ -18,7 +18,8 @@ from streams.records.jobs.result_space import read_result_space
 
 log = structlog.get_logger()
 RESULTS_USED = Gauge(
-    "millstream_results_used_ratio", "Part of the stream of results that is used or promised to batches, 0 to 1."
+    "millstream_results_used_ratio",
+    "Part of the stream of results that is used or promised to batches, 0 to 1.",
 )
 
 CHECK_SECONDS = 2.0

@@ -34,7 +34,7 @@ from streams import subjects
 from streams.errors import BrokerUnavailable, Forbidden, InternalError, MillstreamError, NotFound
 from streams.headers import MAX_HEADER_BYTES
 from streams.records.cas_records import RecordChanged
-from streams.records.file_records import StoredFile
+from streams.records.files.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
 from streams.subjects import OTHER
 

@@ -28,8 +28,8 @@ from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import MillstreamError, Refused
 from streams.headers import ItemRef
 from streams.messages import openai_usage
-from streams.records.file_records import FileState, StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import FileState, StoredFile
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_records import Batch, BatchStatus
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.jobs.item_results import CANCELLED, ItemResult, make_request_id

@@ -7,8 +7,8 @@ from dataclasses import replace
 from api.batches.line_index import CHUNK_BYTES, LinePlace, iterate_entries
 from jobs.batches.output_files import FileWriter, make_file
 from streams.broker.broker_client import Broker
-from streams.records.file_records import INDEX_PURPOSE
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import INDEX_PURPOSE
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_records import Batch
 from streams.topology import MONTH_SECONDS
 

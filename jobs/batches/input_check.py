@@ -8,8 +8,8 @@ from typing import Any
 from api.batches.batch_line import InputLine, WrongLine, parse_line
 from api.batches.input_lines import MAX_LINE_BYTES, iterate_lines
 from api.batches.line_index import LinePlace, hash_id
-from streams.records.file_records import StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import StoredFile
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_records import MAX_ERRORS
 
 _BREATH_LINES = 200  # checked before others get a turn of the event loop: some 2 ms

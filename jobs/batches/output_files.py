@@ -9,8 +9,8 @@ from api.batches.result_lines import render_lines
 from api.file_bodies import UPLOAD_SECONDS
 from registry.store import Registry
 from streams.broker.broker_client import Broker
-from streams.records.file_records import FilePart, StoredFile
-from streams.records.file_store import FileStore, PartWriter
+from streams.records.files.file_records import FilePart, StoredFile
+from streams.records.files.file_store import FileStore, PartWriter
 from streams.records.jobs.batch_records import Batch
 
 PURPOSE = "batch_output"

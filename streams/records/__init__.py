@@ -11,8 +11,9 @@ worker_time      what of a worker's time was no request's
 usage_rollups    the ledger, added up by day
 usage_sums, cost_sums  what is added up
 dead_letters     work that nobody could finish
-file_store       tenants' files: `file_records` in a bucket (by `cas_records`), bytes in chunks
+files/           tenants' files: records in a bucket (by `cas_records`), bytes in chunks
 jobs/            batches, and the results of their lines
+responses/       stored responses, and what continues them
 webhooks/        events that tenants' own servers are told of
 answers/         durable answers to NATS producers
 stored_ends      which of both a request has; `part_messages` stores what exceeds a message

@@ -12,7 +12,7 @@ from gateway.context import GatewayContext
 from gateway.entrypoints.files.file_routes import find_ready
 from registry.tenant_records import Tenant
 from streams.errors import BadRequest
-from streams.records.file_records import StoredFile
+from streams.records.files.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
 from streams.records.jobs.result_space import create_with_space
 from streams.records.jobs.run_hours import RunHours

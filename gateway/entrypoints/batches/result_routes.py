@@ -22,7 +22,7 @@ from gateway.entrypoints.endpoint import request_key
 from gateway.entrypoints.files.transfers import transfer
 from gateway.entrypoints.plain_responses import render_json, respond_in_pieces
 from streams.errors import NotFound
-from streams.records.file_records import StoredFile
+from streams.records.files.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
 
 

@@ -22,7 +22,7 @@ from gateway.entrypoints.endpoint import read_body_in_time, request_key
 from gateway.entrypoints.files.transfers import transfer
 from gateway.entrypoints.plain_responses import render_json
 from streams.errors import BadRequest, NotFound
-from streams.records.file_records import FilePart, StoredFile
+from streams.records.files.file_records import FilePart, StoredFile
 from streams.records.jobs.batch_records import Batch
 
 

@@ -26,8 +26,8 @@ from gateway.entrypoints.plain_responses import cut_page, render_json, respond_i
 from gateway.metrics import FILE_BYTES
 from gateway.replies.record_queue import ClientGone
 from streams.errors import BadRequest, MillstreamError, PayloadTooLarge, UnknownField
-from streams.records.file_records import FilePart, FileState, StoredFile
-from streams.records.file_store import PartWriter
+from streams.records.files.file_records import FilePart, FileState, StoredFile
+from streams.records.files.file_store import PartWriter
 
 log = structlog.get_logger()
 

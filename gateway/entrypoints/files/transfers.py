@@ -10,8 +10,8 @@ from gateway.context import GatewayContext
 from gateway.entrypoints.files.multipart_reader import FileBegin, FormField, MultipartReader
 from gateway.entrypoints.files.upload_body import iterate_body
 from streams.errors import BadRequest, MillstreamError
-from streams.records.file_records import FilePart
-from streams.records.file_store import PartWriter
+from streams.records.files.file_records import FilePart
+from streams.records.files.file_store import PartWriter
 
 FORM_BYTES = 65_536  # of a form beside its file
 Check = Callable[[], None]

@@ -27,8 +27,8 @@ from gateway.metrics import FILE_BYTES
 from gateway.replies.record_queue import ClientGone
 from registry.tenant_records import Tenant
 from streams.errors import BadRequest, PayloadTooLarge
-from streams.records.file_records import FilePart, FileState, StoredFile
-from streams.records.file_store import PartWriter
+from streams.records.files.file_records import FilePart, FileState, StoredFile
+from streams.records.files.file_store import PartWriter
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ import jobs.service
 from jobs.batches.output_files import write_files
 from registry.store import Registry
 from streams import subjects
-from streams.records.file_store import FileStore
+from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually

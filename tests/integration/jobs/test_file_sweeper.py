@@ -11,8 +11,8 @@ from streams import subjects, topology
 from streams.broker.broker_client import Broker
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
-from streams.records.file_records import FilePart, StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import FilePart, StoredFile
+from streams.records.files.file_store import FileStore
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import gateways

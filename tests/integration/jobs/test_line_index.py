@@ -5,8 +5,8 @@ import pytest
 from api.batches import line_index
 from api.batches.line_index import LinePlace, find_place, hash_id, iterate_entries
 from streams.broker.broker_client import Broker
-from streams.records.file_records import FilePart, StoredFile
-from streams.records.file_store import FileStore
+from streams.records.files.file_records import FilePart, StoredFile
+from streams.records.files.file_store import FileStore
 from tests.support.accounts_server import connect
 from tests.support.gateways import gateways
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams import subjects
-from streams.records.file_records import FilePart, FileState, StoredFile
+from streams.records.files.file_records import FilePart, FileState, StoredFile
 
 FILE = StoredFile("acme", "f1", "in.jsonl", "batch", created_at=100, size=5, expires_at=200)
 

@@ -18,7 +18,7 @@ from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import MillstreamError, NotFound, StorageFull, StorageQuotaExceeded
 from streams.headers import MAX_HEADER_BYTES
 from streams.records.cas_records import STORE_SECONDS, CasRecords, RecordChanged
-from streams.records.file_records import (
+from streams.records.files.file_records import (
     CHUNK_BYTES,
     INDEX_PURPOSE,
     ChunkRange,
