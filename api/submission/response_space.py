@@ -19,7 +19,7 @@ from streams.records.jobs.result_space import read_result_space
 log = structlog.get_logger()
 RESULTS_USED = Gauge(
     "millstream_results_used_ratio",
-    "Part of the stream of results that is used or promised to batches, 0 to 1.",
+    "Part of the stream of results that is used, or promised to batches.",
 )
 
 CHECK_SECONDS = 2.0
@@ -37,8 +37,8 @@ class ResponseSpace:
         """Raise `StorageFull` if there is no room for the results of further responses."""
         if self.used_ratio >= FULL_RATIO:
             raise StorageFull(
-                f"the stream {topology.RESULTS} is used or promised to {self.used_ratio:.0%}; the rest "
-                "is for requests accepted before: delete responses, or send store: false",
+                f"{self.used_ratio:.0%} of the stream {topology.RESULTS} are used or promised, and the "
+                "rest is for what was accepted: delete responses, or send store: false",
                 RETRY_SECONDS,
             )
 
