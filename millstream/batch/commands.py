@@ -45,7 +45,7 @@ async def submit(settings: SubmitSettings, stop: asyncio.Event) -> None:
 def _hours(settings: SubmitSettings) -> JsonBody:
     if not settings.run_between:
         return {}
-    return {"run_between": settings.run_between, "time_zone": settings.time_zone}
+    return {"run_between": settings.run_between.split("-"), "time_zone": settings.time_zone}
 
 
 def _upload(client: BatchClient, settings: SubmitSettings | EstimateSettings) -> JsonBody:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from api.schemas.batches import Endpoint
 from streams.base_settings import FLAG_ONLY, POSITIONAL, GatewayClientSettings, LogLevel
@@ -36,22 +36,15 @@ class SubmitSettings(BatchSettings):
     not_before: int | None = Field(
         None, ge=0, description="epoch second at which it may begin", json_schema_extra=FLAG_ONLY
     )
-    run_between: tuple[str, ...] = Field(
-        (),
-        max_length=2,
-        description="two times of day between which it may run, such as 22:00,06:00",
+    run_between: str | None = Field(
+        None,
+        pattern="^[0-9]{2}:[0-9]{2}-[0-9]{2}:[0-9]{2}$",
+        description="hours of the day in which it may run, such as 22:00-06:00",
         json_schema_extra=FLAG_ONLY,
     )
     time_zone: str = Field(
-        "UTC", description="time zone of these times", json_schema_extra=FLAG_ONLY
+        "UTC", description="time zone of these hours", json_schema_extra=FLAG_ONLY
     )
-
-    @field_validator("run_between")
-    @classmethod
-    def _check_times(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) == 1:
-            raise ValueError("needs two times, such as 22:00,06:00")
-        return value
 
 
 class EstimateSettings(BatchSettings):

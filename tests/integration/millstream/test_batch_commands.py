@@ -87,8 +87,8 @@ async def test_a_file_is_estimated_and_its_failed_lines_are_retried(
         told = (await batch(gateway, "estimate", str(source))).out
         assert f"at most {estimate['completion_tokens']['at_most']}" in " ".join(told.split())
         half = await batch(gateway, "submit", str(source), "--run-between", "22:00")
-        assert (half.status, "needs two times" in half.errors) == (2, True)
-        hours = "--run-between", "00:00,23:59"
+        assert (half.status, "run-between" in half.errors) == (2, True)
+        hours = "--run-between", "00:00-23:59"
         made = (await batch(gateway, "submit", str(source), *hours, "--json")).json
         assert (await batch(gateway, "watch", made["id"])).status == 0
         again = (await batch(gateway, "retry", made["id"], "--json")).json
