@@ -37,7 +37,7 @@ class ResponseSpace:
         """Raise `StorageFull` if there is no room for the results of further responses."""
         if self.used_ratio >= FULL_RATIO:
             raise StorageFull(
-                f"{self.used_ratio:.0%} of {topology.RESULTS} are used or promised, and the rest is "
+                f"{self.used_ratio:.0%} of {topology.RESULTS} are used or promised; the rest is "
                 "for what was accepted: delete responses, or send store: false",
                 RETRY_SECONDS,
             )
