@@ -31,7 +31,7 @@ from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_rando
 NEED_TRACES = "mixed", "live-b2", "live-b3", "live-b4"
 NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
-SETTLED = "idle", "unread", "cancels", "ledger", "accounts", "append", "jobs"
+SETTLED = "idle", "unread", "cancels", "ledger", "ledger-undisturbed", "accounts", "append", "jobs"
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
@@ -44,6 +44,7 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "backlog": backlog.measure,
     "quotas": quota_cost.measure,
     "ledger": ledger_sums.measure,
+    "ledger-undisturbed": ledger_sums.measure_undisturbed,
     "accounts": accounts_cost.measure,
     "append": append_cost.measure,
     "jobs": batches.measure,

@@ -1,8 +1,9 @@
 """Compares what is billed in every place: token logs, ledger, counters, usage, export, invoice.
 
 100,000 requests go through a whole system while prices change, each service is killed in turn,
-clients repeat requests, records come a second time, and the exporter is killed again and again. All
-differences must be 0. `BENCH_REQUESTS` sends another number of requests.
+clients repeat requests, records come a second time, and the exporter is killed again and again; or
+nothing of that happens. All differences must be 0. `BENCH_REQUESTS` sends another number of
+requests.
 """
 
 import asyncio
@@ -58,12 +59,10 @@ SHAPE = ClusterShape(
     max_queued=10_000,
     quotas=QUOTAS,
 )
-_DIFFERENCES = ("logs", "counters", "usage", "export", "invoice", "invoice_of_ledger")
+_SIDES = ("logs", "counters", "usage", "export", "invoice", "invoice_of_ledger")
 
 
-FIGURES = (
-    Figure("requests", "requests that were answered", str(REQUESTS)),
-    Figure("seconds", "seconds for all of them"),
+_DISTURBANCES = (
     Figure("settle_seconds", "seconds until what killed gateways had reserved was given back"),
     Figure("service_kills", "kills of gateways, workers, dispatcher and admin service", "> 0"),
     Figure("attempts", "attempts beyond the first", "> 0"),
@@ -72,14 +71,15 @@ FIGURES = (
     Figure("new_ids", "of these, answers with another request id", "0"),
     Figure("kills", "kills of the exporter", "> 0"),
     Figure("repeated", "records that came a second time", "> 0"),
+)
+_DIFFERENCES = (
+    Figure("requests", "requests that were answered", str(REQUESTS)),
+    Figure("seconds", "seconds for all of them"),
     Figure("records", "requests without a ledger record of their own", "0"),
-    *(
-        Figure(f"{name}_tokens", f"{name}: tokens beside the ledger's", "0")
-        for name in _DIFFERENCES
-    ),
+    *(Figure(f"{name}_tokens", f"{name}: tokens beside the ledger's", "0") for name in _SIDES),
     *(
         Figure(f"{name}_charge", f"{name}: 10⁻¹² of the currency beside the ledger's", "0")
-        for name in _DIFFERENCES
+        for name in _SIDES
         if name != "logs"
     ),
     Figure("bytes", "bytes of the ledger for each record"),
@@ -95,22 +95,44 @@ class Bill(NamedTuple):
 
 def measure(runs: int, seconds: float) -> None:
     """Measure `runs` times, each on a fresh system, and publish; `seconds` has no effect."""
-    found = [asyncio.run(_run()) for _ in range(runs)]
+    found = [asyncio.run(_run(_measure_disturbed)) for _ in range(runs)]
     setting = {"requests": REQUESTS, "concurrency": CONCURRENCY, "repeated_records": REPEATED}
-    reporting.publish("ledger", setting, FIGURES, found)
+    reporting.publish("ledger", setting, (*_DIFFERENCES, *_DISTURBANCES), found)
 
 
-async def _run() -> Run:
+def measure_undisturbed(runs: int, seconds: float) -> None:
+    """Measure without kills, repetitions and changes of prices; `seconds` has no effect."""
+    found = [asyncio.run(_run(_measure_undisturbed)) for _ in range(runs)]
+    setting = {"requests": REQUESTS, "concurrency": CONCURRENCY}
+    reporting.publish("ledger-undisturbed", setting, _DIFFERENCES, found)
+
+
+async def _run(measure_system: Callable[[Cluster, Broker, Path], Awaitable[Run]]) -> Run:
     async with run_cluster(SHAPE) as cluster, connect(cluster.nats, "bench") as broker:
         with tempfile.TemporaryDirectory() as directory:
-            return await _measured(cluster, broker, Path(directory))
+            return await measure_system(cluster, broker, Path(directory))
 
 
-async def _measured(cluster: Cluster, broker: Broker, directory: Path) -> Run:
+async def _measure_undisturbed(cluster: Cluster, broker: Broker, directory: Path) -> Run:
+    logs, load = TokenLogs(broker), _Load(cluster, broker, is_disturbed=False)
+    reading = asyncio.create_task(logs.run())
+    began = time.monotonic()
+    await load.send_all()
+    seconds = time.monotonic() - began
+    await eventually(lambda: _has_records(broker, load.answered), SETTLE_SECONDS)
+    reading.cancel()
+    await logs.read()
+    await eventually(lambda: _is_settled(broker), SETTLE_SECONDS)
+    await _export(cluster.nats, directory, "--once")
+    found = await _patiently(lambda: _compare(broker, directory, load.answered, logs))
+    return found | {"seconds": seconds}
+
+
+async def _measure_disturbed(cluster: Cluster, broker: Broker, directory: Path) -> Run:
     exporting = asyncio.create_task(_export_and_kill(cluster.nats, directory))
     logs = TokenLogs(broker)
     reading = asyncio.create_task(logs.run())
-    load = _Load(cluster, broker)
+    load = _Load(cluster, broker, is_disturbed=True)
     began = time.monotonic()
     await load.send_all()
     seconds = time.monotonic() - began
@@ -162,10 +184,13 @@ class TokenLogs:
 
 
 class _Load:
-    """All requests with what happens meanwhile: two new prices, and the death of each service."""
+    """All requests with what happens meanwhile, if it is disturbed.
 
-    def __init__(self, cluster: Cluster, broker: Broker) -> None:
-        self._cluster, self._broker = cluster, broker
+    That are two new prices, the death of each service, and requests that are sent again.
+    """
+
+    def __init__(self, cluster: Cluster, broker: Broker, *, is_disturbed: bool) -> None:
+        self._cluster, self._broker, self._is_disturbed = cluster, broker, is_disturbed
         self._gateways = [
             RunningGateway(int(url.rpartition(":")[2]), asyncio.Event()) for url in cluster.urls
         ]
@@ -177,7 +202,9 @@ class _Load:
         """Send them, some at a time, and return when each is answered or given up."""
         prices = await PriceBook.open(self._broker)
         await _set_price(prices, PRICES[0])
-        numbers, events = iter(range(REQUESTS)), self._events(prices)
+        numbers, events = iter(range(REQUESTS)), {}
+        if self._is_disturbed:
+            events = self._events(prices)
 
         async def send_each() -> None:
             for number in numbers:
@@ -214,7 +241,7 @@ class _Load:
             return
         request_id = answer.headers["x-request-id"]
         self.answered.add(request_id)
-        if number % AGAIN_EVERY == 0:
+        if self._is_disturbed and number % AGAIN_EVERY == 0:
             again = await self._send_until_answered(number)
             self._replays += 1
             self._new_ids += again is None or again.headers["x-request-id"] != request_id
