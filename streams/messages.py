@@ -48,7 +48,10 @@ def pack(value: Any) -> bytes:
 
 def unpack(data: bytes) -> Any:
     """Return the maps, lists and scalars encoded in msgpack; raises ValueError for other bytes."""
-    return msgpack.unpackb(data)
+    try:
+        return msgpack.unpackb(data)
+    except msgpack.ExtraData:  # it has all that was read, which is for no log
+        raise ValueError("further bytes follow the record") from None
 
 
 Encoding = Literal["msgpack", "json"]  # of what a client is sent

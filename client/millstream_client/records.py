@@ -87,12 +87,14 @@ class Done:
     """The end of a generation that did not fail.
 
     `finish_reason` is `stop` if the model ended its answer or a stop string came, `length` if the
-    limit of tokens was reached, and `cancelled` if the caller called `cancel`.
+    limit of tokens was reached, and `cancelled` if the caller called `cancel`. `stop_sequence` is
+    the stop string that came; None if none did.
     """
 
     finish_reason: str
     usage: Usage
     timing: Timing
+    stop_sequence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def parse_chunk(frame: Frame) -> Chunk:
 
 
 def parse_done(frame: Frame) -> Done:
-    """Return finish reason, usage and timing from a `done` frame, which ends a generation.
+    """Return what a `done` frame says, which ends a generation.
 
     Raises `KeyError` or `TypeError` if the frame lacks a field or has one of another form.
     """
@@ -169,6 +171,7 @@ def parse_done(frame: Frame) -> Done:
         frame["finish_reason"],
         build_record(Usage, frame["usage"]),
         build_record(Timing, frame["timing"]),
+        frame.get("stop_sequence"),
     )
 
 

@@ -27,8 +27,8 @@ PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
 
 def build_routes(context: GatewayContext) -> list[BaseRoute]:
     """Return the routes of both paths."""
-    create = Endpoint(context, MessagesRequest, _to_submissions, _serve, _render_error)
-    count = Endpoint(context, PromptBody, _to_submissions, _serve_count, _render_error)
+    create = Endpoint(context, MessagesRequest, _to_submissions, _serve, render_error)
+    count = Endpoint(context, PromptBody, _to_submissions, _serve_count, render_error)
     return [Route(COUNT_PATH, count, methods=["POST"]), Route(PATH, create, methods=["POST"])]
 
 
@@ -61,7 +61,13 @@ async def _serve_count(
     return render_json({"input_tokens": count})
 
 
-def _render_error(request: Request, error: MillstreamError) -> Response:
+def is_at(path: str) -> bool:
+    """Return whether a path is one of these, or below them, where nothing else is."""
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def render_error(request: Request, error: MillstreamError) -> Response:
+    """Return the HTTP response for an error, in Anthropic's shape."""
     return Response(
         orjson.dumps(message_errors.error_body(error, request.scope["state"][REQUEST_ID])),
         message_errors.error_status(error),

@@ -16,10 +16,17 @@ from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
 from api.schemas.files import CompleteUpload, CreateUpload
 from api.schemas.responses import ResponseRequest
+from api.schemas.webhooks import (
+    CreateWebhookEndpoint,
+    RotateWebhookSecret,
+    TestWebhookEndpoint,
+    UpdateWebhookEndpoint,
+)
 from gateway.entrypoints.batches import openapi_paths as batch_paths
 from gateway.entrypoints.files import openapi_paths as file_paths
 from gateway.entrypoints.responses import openapi_paths as response_paths
 from gateway.entrypoints.usage import PARAMETERS
+from gateway.entrypoints.webhooks import openapi_paths as webhook_paths
 
 _REF = "#/components/schemas/{model}"
 _POSTS: dict[str, tuple[str, type[Body]]] = {
@@ -61,6 +68,8 @@ def build_document() -> dict[str, Any]:
     posts = [*_POSTS.values(), *_MESSAGES.values()]
     bodies = [*(schema for _, schema in posts), CreateUpload, CompleteUpload]
     bodies += [CreateBatch, EstimateBatch, BatchOptions]
+    bodies += [CreateWebhookEndpoint, UpdateWebhookEndpoint]
+    bodies += [RotateWebhookSecret, TestWebhookEndpoint]
     schemas = [(schema, "validation") for schema in bodies]
     _, definitions = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
     return {
@@ -76,6 +85,7 @@ def build_document() -> dict[str, Any]:
             **file_paths.build_paths(_responses, _REF),
             **batch_paths.build_paths(_responses, _REF),
             **response_paths.build_paths(_responses),
+            **webhook_paths.build_paths(_responses, _REF),
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
             "/health": {"get": _get_operation("The process is alive", [], public=True)},
             "/version": {"get": _get_operation("Tell the version", [], public=True)},

@@ -262,19 +262,24 @@ async def _index_page(request: Request) -> Response:
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        response = error_responses.error_response(
-            MethodNotAllowed(f"{request.method} is not allowed here")
-        )
+        response = _render_error(request, MethodNotAllowed(f"{request.method} is not allowed here"))
         response.headers.update(error.headers or {})
         return response
-    return error_responses.error_response(NotFound(f"there is nothing at {request.url.path}"))
+    return _render_error(request, NotFound(f"there is nothing at {request.url.path}"))
 
 
 async def _handle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MillstreamError)
-    return error_responses.error_response(error)
+    return _render_error(request, error)
 
 
 async def _handle_fault(request: Request, error: Exception) -> Response:
     log.error("request_failed", path=request.url.path, exc_info=error)
-    return error_responses.error_response(InternalError("the gateway failed; its log says why"))
+    return _render_error(request, InternalError("the gateway failed; its log says why"))
+
+
+def _render_error(request: Request, error: MillstreamError) -> Response:
+    """Return the HTTP response for an error, in the shape of the API that the path belongs to."""
+    if messages.is_at(request.scope["path"]):
+        return messages.render_error(request, error)
+    return error_responses.error_response(error)

@@ -146,7 +146,9 @@ class WebSocketReply:
         """
         timing = {"admit": round(self._admit_ms, 3), **record["timing"]}
         if not self._result_frame or record["finish_reason"] == "cancelled":
-            return self._frame(record, "finish_reason", "usage") | {"timing": timing}
+            stopped = ("stop_sequence",) if "stop_sequence" in record else ()
+            frame = self._frame(record, "finish_reason", *stopped, "usage")
+            return frame | {"timing": timing}
         head = {"type": "result", "id": self.id, "usage": record["usage"], "timing": timing}
         return self._result_frame.finish(head)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from asyncio import TaskGroup
+from collections import Counter
 
 import structlog
 from nats.aio.msg import Msg
@@ -20,6 +21,7 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 5.0
 MAX_RUNNING = 2048  # each a task and a subscription; the others wait for their turn
+MAX_OF_TENANT = 512  # of these, so that one whose model has no worker holds nobody else up
 RETRY_SECONDS = 1.0
 ResponseKey = tuple[str, str]  # tenant and id
 
@@ -33,6 +35,7 @@ class BackgroundResponses:
         self._broker, self._registry, self._feeder = broker, registry, feeder
         self._lease, self._store = lease, ResponseStore(broker)
         self._runners: dict[ResponseKey, ResponseRunner] = {}
+        self._running: Counter[str] = Counter()  # responses of each tenant
         self._told: set[ResponseKey] = set()  # to be looked at
         self._changed = asyncio.Event()
 
@@ -84,11 +87,18 @@ class BackgroundResponses:
             return []
 
     def _begin(self, tasks: TaskGroup, key: ResponseKey) -> None:
-        if key not in self._runners and len(self._runners) < MAX_RUNNING:
-            runner = ResponseRunner(self._broker, self._registry, self._feeder, *key)
-            self._runners[key] = runner
-            PENDING_RESPONSES.set(len(self._runners))
-            tasks.create_task(self._run(key, runner), name=f"response-{key[1]}")
+        """Begin with a response that is not under way, if there is room for it."""
+        is_full = len(self._runners) >= MAX_RUNNING or self._running[key[0]] >= MAX_OF_TENANT
+        if key in self._runners or is_full:
+            return
+        runner = ResponseRunner(self._broker, self._registry, self._feeder, *key)
+        self._runners[key] = runner
+        self._count(key[0], 1)
+        tasks.create_task(self._run(key, runner), name=f"response-{key[1]}")
+
+    def _count(self, tenant: str, change: int) -> None:
+        self._running[tenant] += change
+        PENDING_RESPONSES.set(len(self._runners))
 
     async def _run(self, key: ResponseKey, runner: ResponseRunner) -> None:
         """Run until the response needs no more work; what fails is taken up at the next look."""
@@ -102,4 +112,4 @@ class BackgroundResponses:
             await asyncio.sleep(RETRY_SECONDS)
         finally:
             self._runners.pop(key, None)
-            PENDING_RESPONSES.set(len(self._runners))
+            self._count(key[0], -1)

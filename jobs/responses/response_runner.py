@@ -66,6 +66,7 @@ class ResponseRunner:
         heard = subjects.resulted(self._tenant, self._id)
         subscription = await self._broker.subscribe(heard, self._on_result)
         try:
+            note = await self._store.find_pending(self._tenant, self._id)
             while (seconds := await self._advance()) is not None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
@@ -73,7 +74,7 @@ class ResponseRunner:
                 self._wake.clear()
         finally:
             await subscription.unsubscribe()
-        await self._store.unmark_pending(self._tenant, self._id)
+        await self._store.unmark_pending(self._tenant, self._id, note)
 
     async def _on_result(self, msg: Msg) -> None:
         self._wake.set()

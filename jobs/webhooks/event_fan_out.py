@@ -72,7 +72,7 @@ class EventFanOut:
         if not page.messages:
             return False
         tenants = {subjects.parse_event_tenant(message.subject) for message in page.messages}
-        told = {tenant: await self._endpoints.list_of(tenant) for tenant in tenants}
+        told = {tenant: await self._list_endpoints(tenant) for tenant in tenants}
         await asyncio.gather(
             *(
                 self._fan_out(each, told[subjects.parse_event_tenant(each.subject)])
@@ -83,10 +83,17 @@ class EventFanOut:
         await event_cursor.store_cursor(self._broker, self._cursor)
         return bool(page.remaining)
 
+    async def _list_endpoints(self, tenant: str) -> list[WebhookEndpoint]:
+        """A tenant's endpoints; none of a name that no tenant can have."""
+        try:
+            return await self._endpoints.list_of(tenant)
+        except subjects.InvalidToken:
+            return []
+
     async def _fan_out(self, message: StoredMessage, endpoints: list[WebhookEndpoint]) -> None:
         try:
             event: dict[str, Any] = orjson.loads(message.data)
-            id, kind, at = str(event["id"]), str(event["type"]), int(event["created_at"])
+            id, kind, at = subjects.token(event["id"]), str(event["type"]), int(event["created_at"])
         except (ValueError, TypeError, KeyError) as error:
             log.error("event_unreadable", subject=message.subject, reason=repr(error))
             return

@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 CLIENTS = Path(os.environ.get("CLIENTS", "."))
 SECONDS = 120
 MISSING = 2
+_WEBHOOKS = ("--webhook-network", "127.0.0.0/8")  # a client receives some
 
 
 def _commands() -> dict[str, list[str]]:
@@ -59,7 +60,7 @@ def main(names: Sequence[str]) -> int:
     model = os.environ.get("MODEL", "mock")
     with (
         tempfile.TemporaryDirectory() as home,
-        MillstreamUp(Path(home), "--model", model, "--api-key", KEY) as up,
+        MillstreamUp(Path(home), "--model", model, "--api-key", KEY, *_WEBHOOKS) as up,
     ):
         up.wait_until_ready()
         statuses = {run_client(name, up.url, model) for name in names or _commands()}

@@ -1,4 +1,6 @@
-// OpenAI's SDK for JavaScript: whole, streamed, responses in the background, and an error.
+// OpenAI's SDK for JavaScript: whole, streamed, responses in the background, a webhook, and an error.
+import { on } from "node:events";
+import { createServer } from "node:http";
 import { createRequire } from "node:module";
 
 const { default: OpenAI } = createRequire(import.meta.url)(process.env.OPENAI_JS);
@@ -26,6 +28,32 @@ const after = last.sequence_number - 1;
 const tail = await client.responses.retrieve(last.response.id, { stream: true, starting_after: after });
 for await (const event of tail)
   if (JSON.stringify(event) !== JSON.stringify(last)) throw new Error(`resumed ${event.type}`);
+
+const receiver = createServer((request, answer) => {
+  const pieces = [];
+  request.on("data", (piece) => pieces.push(piece));
+  request.on("end", () => {
+    answer.writeHead(204).end();
+    receiver.emit("webhook", Buffer.concat(pieces).toString(), request.headers);
+  });
+});
+await new Promise((listens) => receiver.listen(0, "127.0.0.1", listens));
+const endpoint = await client.post("/webhook_endpoints", {
+  body: {
+    name: "client",
+    url: `http://127.0.0.1:${receiver.address().port}/`,
+    event_types: ["response.incomplete"],
+  },
+});
+const webhooks = on(receiver, "webhook");
+const cut = await client.responses.create({ ...answered, background: true });
+for await (const [body, headers] of webhooks) {
+  const event = await client.webhooks.unwrap(body, headers, endpoint.signing_secret);
+  if (event.type !== "response.incomplete") throw new Error(`told ${event.type}`);
+  if (event.data.id === cut.id) break;
+}
+await client.delete(`/webhook_endpoints/${endpoint.id}`);
+receiver.close();
 
 const begun = Date.now();
 const late = { model, prompt: "hi", max_tokens: 2000, deadline_ms: 300 };

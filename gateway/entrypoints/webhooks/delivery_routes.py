@@ -21,6 +21,7 @@ from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import read_body_in_time, request_key
 from gateway.entrypoints.plain_responses import cut_page, render_json
 from gateway.entrypoints.webhooks.endpoint_routes import find_endpoint
+from gateway.entrypoints.webhooks.openapi_paths import DEFAULT_PAGE, MAX_DELIVERIES
 from streams.errors import BadRequest, NotFound, Overloaded
 from streams.records.webhooks.delivery_records import (
     DeliveryAttempt,
@@ -33,7 +34,6 @@ from streams.records.webhooks.events import EventType, WebhookEvent, encode_even
 
 log = structlog.get_logger()
 
-DEFAULT_PAGE, MAX_PAGE = 20, 1000
 TEST_SECONDS = 45.0  # two attempts: one that hangs may be under way
 POLL_SECONDS = 0.1
 SAMPLE_ID = "0" * 24
@@ -102,7 +102,9 @@ async def _list(context: GatewayContext, request: Request) -> Response:
     endpoint = await find_endpoint(context, principal, request.path_params["endpoint"])
     deliveries = await context.deliveries.list_of(endpoint.tenant, endpoint.id)
     query = request.query_params
-    page, has_more = cut_page(deliveries, webhook_bodies.delivery_id, query, DEFAULT_PAGE, MAX_PAGE)
+    page, has_more = cut_page(
+        deliveries, webhook_bodies.delivery_id, query, DEFAULT_PAGE, MAX_DELIVERIES
+    )
     data = [webhook_bodies.delivery_object(delivery) for delivery in page]
     return render_json(page_body(data, has_more=has_more))
 

@@ -21,6 +21,7 @@ from api.schemas.webhooks import (
 from gateway.context import GatewayContext
 from gateway.entrypoints.endpoint import read_body_in_time, request_key
 from gateway.entrypoints.plain_responses import cut_page, render_json
+from gateway.entrypoints.webhooks.openapi_paths import DEFAULT_PAGE, MAX_PAGE
 from registry.webhook_policy import WebhookPolicy, WebhookRefused, parse_webhook_url
 from streams.errors import BadRequest
 from streams.records.webhooks.endpoint_records import SigningSecret, WebhookEndpoint
@@ -28,7 +29,6 @@ from streams.records.webhooks.signatures import SECRET_BYTES
 
 log = structlog.get_logger()
 
-DEFAULT_PAGE, MAX_PAGE = 20, 100
 DISABLED_BY_CLIENT = "a client has disabled it"
 
 

@@ -71,10 +71,19 @@ class ResponseStore:
         found = await self._broker.read_subject(topology.RESPONSES, subjects.ALL_PENDING_RESPONSES)
         return [subjects.parse_pending_response(message.subject) for message in found]
 
-    async def unmark_pending(self, tenant: str, response_id: str) -> None:
-        """Note that a response needs no more work. For jobs services, which may remove records."""
+    async def find_pending(self, tenant: str, response_id: str) -> int:
+        """Return the sequence of the note that a response needs work; 0 if there is none."""
+        query = {"last_by_subj": subjects.pending_response(tenant, response_id)}
+        found = await self._broker.read_from_leader(topology.RESPONSES, query)
+        return found.seq if found else 0
+
+    async def unmark_pending(self, tenant: str, response_id: str, note: int) -> None:
+        """Remove the note with a sequence: what it asked for is done. A newer one stays.
+
+        For jobs services, which may remove records.
+        """
         subject = subjects.pending_response(tenant, response_id)
-        await self._broker.purge(topology.RESPONSES, subject, 0)
+        await self._broker.purge(topology.RESPONSES, subject, note + 1)
 
     async def remove(self, response: StoredResponse) -> None:
         """Remove a response's result and its record. For jobs services. Idempotent."""

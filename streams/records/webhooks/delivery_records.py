@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from streams import messages
+from streams import messages, subjects
 
 MAX_ATTEMPTS_SHOWN = 20  # of one delivery, also when it was asked for again and again
 
@@ -82,6 +82,11 @@ class WebhookDelivery:
         known = messages.from_wire(cls, wire)
         return replace(
             known,
+            tenant=subjects.token(known.tenant),
+            endpoint=subjects.token(known.endpoint),
+            event=subjects.token(known.event),
+            created_at=int(known.created_at),
+            due_at=float(known.due_at),
             status=DeliveryStatus(known.status),
             attempts=tuple(messages.from_wire(DeliveryAttempt, a) for a in wire["attempts"]),
             revision=revision,

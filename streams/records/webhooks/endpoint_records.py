@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from streams import messages
+from streams import messages, subjects
 
 OVERLAP_SECONDS = 24 * 3600  # for which an old secret still signs, where that is asked for
 MAX_SECRETS = 8  # of one endpoint, if it is rotated again and again within the overlap
@@ -50,7 +50,10 @@ class WebhookEndpoint:
         known = messages.from_wire(cls, wire)
         return replace(
             known,
+            tenant=subjects.token(known.tenant),
+            id=subjects.token(known.id),
             event_types=tuple(known.event_types),
+            created_at=int(known.created_at),
             secrets=tuple(messages.from_wire(SigningSecret, each) for each in wire["secrets"]),
             revision=revision,
         )

@@ -3,17 +3,27 @@
 from collections.abc import Mapping
 
 import orjson
+import structlog
 
 from streams import subjects, topology
 from streams.broker.broker_client import Broker
 
+log = structlog.get_logger()
+
 
 async def read_cursor(broker: Broker) -> dict[str, int]:
-    """Return the sequence by the stream's name; raises `BrokerUnavailable`."""
+    """Return the sequence by the stream's name; raises `BrokerUnavailable`.
+
+    It is empty if what is stored cannot be read: all events are then looked at again.
+    """
     query = {"last_by_subj": subjects.EVENT_CURSOR}
     found = await broker.read_from_leader(topology.WEBHOOK_ENDPOINTS, query)
-    cursor: dict[str, int] = orjson.loads(found.data) if found else {}
-    return cursor
+    try:
+        stored = orjson.loads(found.data) if found else {}
+        return {str(stream): int(at) for stream, at in stored.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        log.error("event_cursor_unreadable", reason=str(error))
+        return {}
 
 
 async def store_cursor(broker: Broker, cursor: Mapping[str, int]) -> None:

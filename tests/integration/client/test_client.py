@@ -65,6 +65,22 @@ async def test_a_stream_is_a_loop_over_its_chunks(nats_url: str) -> None:
         assert stream.started.attempt == 1
 
 
+async def test_the_stop_string_that_came_is_named(nats_url: str) -> None:
+    """Of several the one that ended the text; None where none did."""
+    async with cell(nats_url) as (gateway,), a_client(gateway) as client:
+        asked: dict[str, Any] = {"model": "mock", "prompt": "hello", "max_tokens": 20, "seed": 1}
+        word = (await whole(gateway, "hello", 20)).split()[3]
+        stopped = client.generate(**asked, stop=["nowhere to be seen", word])
+        cut = client.generate(**asked)
+        for stream in (stopped, cut):
+            assert [chunk async for chunk in stream]
+            assert stream.done
+        assert stopped.done
+        assert (stopped.done.finish_reason, stopped.done.stop_sequence) == ("stop", word)
+        assert cut.done
+        assert cut.done.stop_sequence is None
+
+
 async def test_many_requests_share_one_socket(nats_url: str) -> None:
     """Each gets its own answer, however they are interleaved."""
     async with cell(nats_url) as (gateway,), a_client(gateway) as client:

@@ -13,6 +13,7 @@ import dispatcher.service
 import gpu_worker.service
 import jobs.service
 from api.responses.response_bodies import parse_response_id
+from jobs.responses import background_responses
 from streams import subjects, topology
 from streams.broker.broker_client import Broker
 from streams.records.responses.response_store import ResponseStore
@@ -20,7 +21,7 @@ from tests.integration.jobs.test_batches import jobs_cell
 from tests.integration.responses.test_responses_sdk import sdk
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
-from tests.support.gateways import RunningGateway, cell, gateways, register
+from tests.support.gateways import OTHER_KEY, RunningGateway, cell, gateways, register
 from tests.support.services import (
     dispatcher_settings,
     jobs_settings,
@@ -186,6 +187,49 @@ async def test_a_background_response_waits_for_a_worker_beyond_its_deadline(nats
         async with running(gpu_worker.service, worker_settings(nats_url)):
             response = await ended(client, made.id)
             assert (response.status, response.usage.output_tokens) == ("incomplete", 8)
+
+
+async def test_a_tenant_whose_responses_wait_holds_nobody_else_up(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant has a part of the room, and its others wait."""
+    monkeypatch.setattr(background_responses, "MAX_OF_TENANT", 1)
+    asked: dict[str, Any] = {"model": "mock", "input": "hi", "background": True}
+    async with (
+        background_cell(nats_url, 1, **SLOW) as (gateway,),
+        sdk(gateway) as client,
+        sdk(gateway, OTHER_KEY) as other,
+    ):
+        long = await client.responses.create(**asked, max_output_tokens=5000)
+
+        async def has_begun() -> bool:
+            return await status_of(client, long.id) == "in_progress"
+
+        await eventually(has_begun)
+        waiting = await client.responses.create(**asked, max_output_tokens=4)
+        others = await other.responses.create(**asked, max_output_tokens=4)
+        assert (await ended(other, others.id)).status == "incomplete"
+        assert await status_of(client, waiting.id) == "queued"
+        await client.responses.cancel(long.id)
+        assert (await ended(client, waiting.id)).status == "incomplete"
+
+
+async def test_a_note_that_comes_while_another_is_worked_on_stays(nats_url: str) -> None:
+    """A response that is deleted as it ends is still removed."""
+    async with (
+        cell(nats_url) as (gateway,),
+        sdk(gateway) as client,
+        connect(nats_url, "test") as broker,
+    ):
+        made = await client.responses.create(model="mock", input="hi", background=True)
+        store, name = ResponseStore(broker), parse_response_id(made.id)
+        first = await store.find_pending("acme", name)
+        await client.responses.delete(made.id)
+        await store.unmark_pending("acme", name, first)
+        assert await store.list_pending() == [("acme", name)]
+        await store.unmark_pending("acme", name, await store.find_pending("acme", name))
+        assert await store.list_pending() == []
+        assert await store.find_pending("acme", name) == 0
 
 
 async def give_time(broker: Broker, response: str) -> None:

@@ -35,6 +35,13 @@ def test_each_key_that_signs_verifies(key: bytes) -> None:
     assert Webhook(show_secret(key)).verify(b'{"a":1}', headers) == {"a": 1}
 
 
+def test_what_is_told_of_a_broken_record_has_no_secret() -> None:
+    """It goes to the log, where the bytes that were read have no business."""
+    with pytest.raises(ValueError, match="further bytes") as caught:
+        WebhookEndpoint.unpack(ENDPOINT.pack() + b"\0", 1)
+    assert repr(KEYS[0]) not in repr(caught.value)
+
+
 def test_another_body_id_time_or_key_does_not_verify() -> None:
     """All of them are signed."""
     now = int(time.time())

@@ -191,6 +191,32 @@ async def test_the_anthropic_sdk_knows_our_errors(nats_url: str) -> None:
             assert (await bearer.messages.create(**asked)).content
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/messages", 405),
+        ("DELETE", "/v1/messages/count_tokens/", 405),
+        ("GET", "/v1/messages/batches", 404),
+        ("POST", "/v1/messages/batches", 404),
+    ],
+)
+async def test_where_nothing_is_the_error_has_anthropics_shape(
+    nats_url: str, method: str, path: str, status: int
+) -> None:
+    """The SDK reads no other; what lies beside these paths keeps OpenAI's."""
+    async with cell(nats_url) as (gateway,):
+        found = await gateway.request(method, path)
+        beside = await gateway.request(method, path.replace("messages", "messages_"))
+    kind = "not_found_error" if status == 404 else "invalid_request_error"
+    assert (found.status, found.json["type"], found.json["error"]["type"]) == (
+        status,
+        "error",
+        kind,
+    )
+    assert found.json["request_id"] == found.headers["request-id"]
+    assert (beside.status, beside.json["error"]["code"]) == (404, "not_found")
+
+
 async def test_the_sdk_does_not_repeat_what_would_fail_again(nats_url: str) -> None:
     """A deadline that has passed is a 504, which it would else send twice more."""
     async with cell(nats_url, mock={"ttft_ms": 60_000}) as (gateway,):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -13,8 +13,11 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 import jobs.service
+from streams import messages, subjects
 from streams.broker.broker_client import Broker
 from streams.records.quota_thresholds import QuotaThreshold
+from streams.records.webhooks.delivery_records import WebhookDelivery
+from streams.records.webhooks.endpoint_records import WebhookEndpoint
 from streams.records.webhooks.event_outbox import store_event
 from streams.records.webhooks.events import EventType, WebhookEvent, event_id
 from tests.integration.jobs.test_batches import chat_line, ended, jobs_cell, sdk, submit
@@ -45,6 +48,19 @@ UNCALLED = [
     "nothing",
 ]
 SOON = (0.05, 0.05, 0.05)
+NO_ENDPOINT = WebhookEndpoint(
+    "acme",
+    "broken",
+    name="broken",
+    url="https://h.example/",
+    event_types=("batch.completed",),
+    created_at=cast(int, "yesterday"),
+    updated_at=0,
+)
+NO_DELIVERY = WebhookDelivery(
+    "acme", "broken", "evt_broken", "batch.completed", b"{}", 0, cast(float, "soon")
+)
+NO_EVENT = b'{"id": "EVT >", "type": "batch.completed", "created_at": 9999999999}'
 
 
 @dataclass(frozen=True)
@@ -321,6 +337,32 @@ async def test_an_endpoint_that_never_answers_delays_nobody(nats_url: str) -> No
         assert alive.ids == dict.fromkeys(events, 1)
         assert len(dead.received) <= 4
         assert set(dead.ids) <= set(events)
+
+
+@pytest.mark.parametrize(
+    ("subject", "data"),
+    [
+        (subjects.webhook_endpoint("acme", "broken"), b"no record"),
+        (subjects.webhook_endpoint("acme", "broken"), messages.pack(NO_ENDPOINT)),
+        (subjects.delivery("acme", "broken", "evt_broken"), b"no record"),
+        (subjects.delivery("acme", "broken", "evt_broken"), messages.pack(NO_DELIVERY)),
+        (subjects.event("acme", "batch.completed", "batch_broken"), b"no event"),
+        (subjects.event("acme", "batch.completed", "batch_broken"), NO_EVENT),
+        (subjects.EVENT_CURSOR, b"no cursor"),
+        (subjects.EVENT_CURSOR, b'{"WEBHOOKS": null}'),
+    ],
+)
+async def test_what_cannot_be_read_stops_nothing_else(
+    nats_url: str, subject: str, data: bytes
+) -> None:
+    """A record, an event or the cursor: bytes of no format, and fields of another kind."""
+    async with webhook_gateway(nats_url) as cell, webhook_receiver() as receiver:
+        endpoint = await cell.create(receiver)
+        await cell.broker.store(subject, data)
+        event = await cell.note()
+        async with deliverer(nats_url):
+            await eventually(lambda: cell.has_ended(endpoint.id, event, "delivered"))
+        assert receiver.ids == {event: 1}
 
 
 async def test_a_url_that_would_not_be_called_is_refused(nats_url: str) -> None:
