@@ -65,7 +65,7 @@ async def _measured(broker: Broker) -> Run:
         await broker.store("infer.dead.bench.mock", b"")
 
     async def reserve(tenant: Tenant, number: int) -> None:
-        await quotas.reserve(tenant, f"{tenant.name}-{number}", amounts, 600)
+        await quotas.reserve(tenant, "mock", f"{tenant.name}-{number}", amounts, 600)
 
     found = {"store_ms": await _median_ms(store)}
     for name, tenant in TENANTS.items():

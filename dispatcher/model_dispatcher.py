@@ -38,7 +38,7 @@ from dispatcher.workers.failure_detector import CHECK_SECONDS, FailureDetector
 from dispatcher.workers.placed_requests import Stage
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import messages, signals, subjects, topology
+from streams import signals, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, MessageHandler, StoreRefused
 from streams.broker.pull_loop import Delivery, PullLoop
@@ -46,7 +46,8 @@ from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.coordination.signal_handler import SignalHandler
 from streams.errors import BrokerUnavailable
 from streams.headers import Envelope
-from streams.messages import Heartbeat, LedgerRecord, Pressure
+from streams.messages import Heartbeat, Pressure
+from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 from streams.subjects import Priority
 
 log = structlog.get_logger()
@@ -221,7 +222,11 @@ class ModelDispatcher:
         self._dispatch_loop.wake()
 
     async def _on_ledger(self, msg: Msg) -> None:
-        record = messages.from_wire(LedgerRecord, messages.unpack(msg.data))
+        try:
+            record = unpack_stored_record(msg.subject, msg.data)
+        except ForgedRecord as error:
+            log.error("ledger_record_unreadable", model=self.model, reason=str(error))
+            return
         spent = service_tokens(record.prompt_tokens, record.completion_tokens)
         self.state.learn_duration(record)
         self.state.settle(record.request_id, spent, time.monotonic())

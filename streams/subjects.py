@@ -400,6 +400,14 @@ def ledger(tenant: str, model: str) -> str:
     return f"{PREFIX}.ledger.{token(tenant)}.{escape(model)}"
 
 
+def billed(tenant: str, model: str) -> str:
+    """Return the subject on which a tenant's and model's usage records are heard once stored.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.billed.{token(tenant)}.{escape(model)}"
+
+
 def billed_of(model: str) -> str:
     """Return the filter for usage records of one model as they are heard once they are stored.
 

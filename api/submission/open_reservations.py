@@ -25,6 +25,7 @@ class Reservation:
 
     request_id: str
     cause: str  # id of the addition to counters of a day or month, another for each reservation
+    billed_on: str  # subject on which the request's ledger record is heard
     concurrency_scopes: tuple[QuotaScope, ...]
     request_increments: dict[str, int]
     token_increments: dict[str, int]

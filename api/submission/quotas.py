@@ -34,6 +34,7 @@ from streams import messages, quota_windows, subjects
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable
 from streams.records import usage_counters
+from streams.records.ledger_checks import unpack_stored_record
 from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.usage_accounts import Account, Meter
@@ -82,7 +83,12 @@ class Quotas:
                 tasks.create_task(_run_best_effort(job), name="corrections")
 
     async def reserve(
-        self, tenant: Tenant, request_id: str, amounts: RequestAmounts, seconds: float
+        self,
+        tenant: Tenant,
+        model: str,
+        request_id: str,
+        amounts: RequestAmounts,
+        seconds: float,
     ) -> Reservation | None:
         """Count the most that a request may use on its tenant's and API key's quotas; check these.
 
@@ -100,8 +106,9 @@ class Quotas:
             return None
         now = self._clock.now()
         checks = [check for scope in scopes for check in build_checks(scope, amounts)]
+        billed_on = subjects.billed(tenant.name, model)
         reservation = _build_reservation(
-            request_id, checks, build_account(scopes, amounts, now), now, seconds
+            request_id, billed_on, checks, build_account(scopes, amounts, now), now, seconds
         )
         renewals = self._reservations.roll_leases(now)
         self._reservations.add(reservation)
@@ -232,11 +239,16 @@ class Quotas:
             self._schedule_publish(self._reservations.lease_decrements(reservation) | corrections)
 
     def _on_ledger(self, subject: bytes, data: bytes, headers: bytes) -> None:
-        """Settle requests that nobody reads here: producers' own, and those whose client left."""
+        """Settle requests that nobody reads here: producers' own, and those whose client left.
+
+        A record that names a request of another tenant or model, as a stolen worker may, changes
+        nothing.
+        """
         record = messages.unpack(data) if self._reservations else {}
-        if self._reservations.get(record.get("request_id", "")):
-            tokens = record["prompt_tokens"] + record["completion_tokens"]
-            self.settle(record["request_id"], tokens if record["attempts"] else 0)
+        reservation = self._reservations.get(record.get("request_id", ""))
+        if reservation and reservation.billed_on == subject.decode():
+            billed = unpack_stored_record(reservation.billed_on, data)
+            self.settle(billed.request_id, sum(billed.billed_tokens[:2]))
 
     async def _renew_leases(self) -> None:
         while True:
@@ -302,6 +314,7 @@ async def _run_best_effort(job: QuotaJob) -> None:
 
 def _build_reservation(
     request_id: str,
+    billed_on: str,
     checks: Sequence[QuotaCheck],
     account: Account | None,
     now: float,
@@ -310,6 +323,7 @@ def _build_reservation(
     return Reservation(
         request_id=request_id,
         cause=f"{request_id}.{secrets.token_hex(4)}",
+        billed_on=billed_on,
         concurrency_scopes=tuple(
             check.scope for check in checks if isinstance(check, ConcurrencyCheck)
         ),

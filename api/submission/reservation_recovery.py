@@ -6,19 +6,19 @@ look for it at the same time: each addition counts once.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import structlog
 from nats.js.api import StreamState
 from nats.js.errors import NotFoundError
 
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, StoreRefused
+from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.broker.declaration import stream_info
 from streams.errors import BrokerUnavailable
 from streams.headers import MESSAGE_ID
-from streams.messages import LedgerRecord
 from streams.records import pending_reservations, usage_counters
+from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 from streams.records.pending_reservations import PendingReservation
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 
@@ -67,6 +67,24 @@ class QueueWatch:
 def _have_left(state: StreamState, last: int) -> bool:
     """True if a stream has no message any more up to this sequence."""
     return not state.messages or state.first_seq > last
+
+
+def _find_ended(message: StoredMessage, wanted: Sequence[PendingReservation]) -> set[_Accepted]:
+    """Return which requests a record of the ledger has ended, of those that are wanted.
+
+    A forged one, with a log event, may stand where theirs would be: so it ends all of that id, and
+    the counters are not below what was used.
+    """
+    request_id = message.headers.get(MESSAGE_ID)
+    named = [each for each in wanted if each.request_id == request_id]
+    if not named:
+        return set()
+    try:
+        record = unpack_stored_record(message.subject, message.data)
+    except ForgedRecord as error:
+        log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
+        return {(each.request_id, each.reserved_ms) for each in named}
+    return {(record.request_id, record.accepted)}
 
 
 class ReservationRecovery:
@@ -137,15 +155,12 @@ class ReservationRecovery:
     async def _find_billed_of(
         self, tenant: str, wanted: list[PendingReservation]
     ) -> set[_Accepted]:
-        ids = {each.request_id for each in wanted}
         after, pattern = min(each.ledger_seq for each in wanted), subjects.ledgers_of(tenant)
         billed: set[_Accepted] = set()
         while True:
             page = await self._broker.read_filtered(topology.LEDGER, pattern, after)
             for message in page.messages:
-                if message.headers.get(MESSAGE_ID) in ids:
-                    record = LedgerRecord.unpack(message.data)
-                    billed.add((record.request_id, record.accepted))
+                billed |= _find_ended(message, wanted)
             if not page.remaining or not page.messages:
                 return billed
             after = page.messages[-1].seq

@@ -10,10 +10,10 @@ import structlog
 from dispatcher.dispatching.model_state import ModelState
 from dispatcher.reconcile import checkpoint
 from dispatcher.reconcile.checkpoint import Checkpoint
-from streams import messages, subjects, topology
+from streams import subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
-from streams.messages import LedgerRecord
+from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 
 log = structlog.get_logger()
 
@@ -71,5 +71,9 @@ class LeaderFailover:
         for message in await self._broker.read_subject(
             topology.LEDGER, ledger, self._saved.ledger_seq
         ):
-            record = messages.from_wire(LedgerRecord, messages.unpack(message.data))
-            self._state.replay(record, time.monotonic())
+            try:
+                record = unpack_stored_record(message.subject, message.data)
+            except ForgedRecord as error:
+                log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
+            else:
+                self._state.replay(record, time.monotonic())

@@ -154,7 +154,11 @@ class Submitter:
         )
         expiry_seconds = validated.deadline_seconds + EXPIRY_MARGIN_SECONDS
         reservation = await self.quotas.reserve(
-            validated.tenant, claim.request_id, validated.amounts, expiry_seconds
+            validated.tenant,
+            validated.model.name,
+            claim.request_id,
+            validated.amounts,
+            expiry_seconds,
         )
         try:
             stored = await self._enqueue(

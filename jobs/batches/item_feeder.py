@@ -93,7 +93,9 @@ class ItemFeeder:
         self._ledger_space.check()
         (validated,) = await self._validator.validate(tenant, submission)
         seconds = validated.deadline_seconds + EXPIRY_MARGIN_SECONDS
-        reservation = await self._quotas.reserve(tenant, request_id, validated.amounts, seconds)
+        reservation = await self._quotas.reserve(
+            tenant, validated.model.name, request_id, validated.amounts, seconds
+        )
         try:
             stored = await self._enqueue(validated, request_id, ref)
         except MillstreamError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 from millstream.admin.console_output import ANSWER_SECONDS, NOT_FOUND, print_sentences
@@ -9,9 +10,10 @@ from millstream.admin.explanations import explain_request, explain_tenant
 from millstream.admin.settings import WhySettings
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import messages, subjects, topology
+from streams import subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.records import token_log
+from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 
 _PRESENCE = ("submissions", "queued", "in_flight")  # a tenant is at a model with any of them
 _PAGE_RECORDS = 1000  # ledger records per read
@@ -126,9 +128,10 @@ async def _read_ledger_facts(broker: Broker, request_id: str) -> Facts | None:
         if not page:
             return None
         for message in page:
-            record: Facts = messages.unpack(message.data)
-            if record["request_id"] == request_id:
-                return record | {"state": "finished", "message": ""}
+            with suppress(ForgedRecord):
+                record = unpack_stored_record(message.subject, message.data)
+                if record.request_id == request_id:
+                    return {**vars(record), "state": "finished", "message": ""}
         after = page[-1].seq
 
 

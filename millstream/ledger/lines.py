@@ -5,7 +5,7 @@ from typing import Any
 
 from streams import quota_windows, subjects
 from streams.messages import LedgerRecord, RefusalCounts
-from streams.records.worker_time import WorkerTime
+from streams.records.ledger_checks import unpack_stored_record, unpack_stored_time
 
 _REPLACED = ("account", "price")  # told in full, or of no use outside
 
@@ -15,14 +15,15 @@ def to_line(seq: int, subject: str, data: bytes) -> dict[str, Any]:
 
     Its `type` is `request` for a ledger record, `refusals` for counts of refused requests,
     `worker_time` for what a worker did besides, and `unreadable` for bytes that are none of these,
-    which are kept. `seq` is its sequence in the ledger.
+    which are kept: also for a record that names another tenant or model than its subject, as a
+    stolen worker may write. `seq` is its sequence in the ledger.
     Amounts of money are integers of 10⁻¹² of the currency.
     """
     try:
         if subjects.is_ledger(subject):
-            return {"type": "request", "seq": seq, **_request(LedgerRecord.unpack(data))}
+            return {"type": "request", "seq": seq, **_request(unpack_stored_record(subject, data))}
         if subjects.is_worker_time(subject):
-            return {"type": "worker_time", "seq": seq, **vars(WorkerTime.unpack(data))}
+            return {"type": "worker_time", "seq": seq, **vars(unpack_stored_time(subject, data))}
         return {"type": "refusals", "seq": seq, **_refusals(RefusalCounts.unpack(data))}
     except (ValueError, TypeError) as error:
         kept = {"subject": subject, "data": b64encode(data).decode(), "error": str(error)}

@@ -8,6 +8,7 @@ attempt_history  how earlier attempts went, and whether the request is poison
 token_log        a worker claims the request's log and appends records; another attempt is fenced
 token_log_cache  the writer's copy of its log, for readers that missed records
 worker_time      what of a worker's time was no request's
+ledger_checks    whether a record of the ledger is what its subject says
 usage_rollups    the ledger, added up by day
 usage_sums, cost_sums  what is added up
 dead_letters     work that nobody could finish

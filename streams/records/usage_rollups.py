@@ -24,6 +24,7 @@ from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST
 from streams.messages import LedgerRecord
 from streams.records.cost_sums import CostSums
+from streams.records.ledger_checks import unpack_stored_record, unpack_stored_time
 from streams.records.usage_sums import CostRow, UsageRow, UsageSums
 from streams.records.worker_time import WorkerTime
 from streams.usage_accounts import WorkerPrice
@@ -122,32 +123,18 @@ def _read_record(message: StoredMessage) -> _Numbered | None:
 
 
 def _unpack_request(message: StoredMessage) -> LedgerRecord:
-    """Return a ledger record that can be added up; raises what its absurd values cause.
-
-    Who may write on a subject may write of its tenant and model, and of no other.
-    """
-    record = LedgerRecord.unpack(message.data)
-    _check_subject(message, subjects.ledger(record.tenant, record.model))
-    if not isinstance(record.request_id, str):
-        raise TypeError(f"{record.request_id!r} is no id")
+    """Return a ledger record that can be added up; raises what its absurd values cause."""
+    record = unpack_stored_record(message.subject, message.data)
     for addition in _request_additions(0, record):
         addition.check()
-    datetime.fromtimestamp(record.accepted / 1000 + _is_late(record), UTC)
     return record
 
 
 def _unpack_worker_time(message: StoredMessage) -> WorkerTime:
     """Return a record of a worker's time that can be added up; raises as `_unpack_request` does."""
-    time = WorkerTime.unpack(message.data)
-    _check_subject(message, time.subject)
+    time = unpack_stored_time(message.subject, message.data)
     _worker_addition(0, time).check()
     return time
-
-
-def _check_subject(message: StoredMessage, named: str) -> None:
-    """Raise ValueError unless a record names what its subject does."""
-    if named != message.subject:
-        raise ValueError(f"it is of {named}, and stored on {message.subject}")
 
 
 def _read(unpack: Callable[[StoredMessage], T], message: StoredMessage) -> T | None:

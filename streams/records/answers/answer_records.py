@@ -13,7 +13,15 @@ from streams.headers import AnswerRef
 from streams.messages import Record
 from streams.records.jobs.item_results import build_result
 
-_TERMINAL_FIELDS = ("type", "finish_reason", "usage", "timing", "code", "message")
+_TERMINAL_FIELDS = (
+    "type",
+    "finish_reason",
+    "stop_sequence",
+    "usage",
+    "timing",
+    "code",
+    "message",
+)
 _TEXT_PIECE = 65_536  # characters of a reply that repeats an answer
 _VECTORS_PIECE = 64  # vectors of one
 

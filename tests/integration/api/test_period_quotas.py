@@ -170,18 +170,18 @@ async def test_a_new_month_begins_at_midnight_of_utc(
     async with gateways(nats_url), connect(nats_url, "test") as broker:
         async with two_at(broker, clock, monkeypatch) as (one, other):
             old = clock.seconds
-            first = await one.reserve(tenant, "r1", amounts, 600)
+            first = await one.reserve(tenant, "mock", "r1", amounts, 600)
             assert first
             assert first.account
-            assert await other.reserve(tenant, "r2", amounts, 600)
+            assert await other.reserve(tenant, "mock", "r2", amounts, 600)
             with pytest.raises(QuotaSpent, match="at 2026-12-01T00:00:00Z"):
-                await other.reserve(tenant, "r3", amounts, 600)
+                await other.reserve(tenant, "mock", "r3", amounts, 600)
             await eventually(lambda: has_used(broker, 2 * COST, old))
             clock.seconds += 1
             for number, quotas in enumerate((one, other)):
-                assert await quotas.reserve(tenant, f"n{number}", amounts, 600)
+                assert await quotas.reserve(tenant, "mock", f"n{number}", amounts, 600)
             with pytest.raises(QuotaSpent, match="at 2027-01-01T00:00:00Z|at 2026-12-02T00"):
-                await one.reserve(tenant, "n3", amounts, 600)
+                await one.reserve(tenant, "mock", "n3", amounts, 600)
             account = first.account.pack()
             record = LedgerRecord(
                 "r1", "acme", "mock", "1", "stop", 5, 1, 1, "w", 0, 0, account=account
@@ -201,14 +201,14 @@ async def test_a_day_may_be_spent_while_the_month_is_not(
     amounts = RequestAmounts(5, 8, Price())
     async with gateways(nats_url), connect(nats_url, "test") as broker:
         async with two_at(broker, clock, monkeypatch) as (one, other):
-            assert await one.reserve(tenant, "r1", amounts, 600)
+            assert await one.reserve(tenant, "mock", "r1", amounts, 600)
             with pytest.raises(QuotaSpent, match="tokens_per_day.*2026-11-11T00"):
-                await other.reserve(tenant, "r2", amounts, 600)
+                await other.reserve(tenant, "mock", "r2", amounts, 600)
             await eventually(lambda: has_used(broker, COST, clock.seconds))
             clock.seconds += 1
-            assert await other.reserve(tenant, "r3", amounts, 600)
+            assert await other.reserve(tenant, "mock", "r3", amounts, 600)
             with pytest.raises(QuotaSpent, match="tokens_per_month.*2026-12-01T00"):
-                await one.reserve(tenant, "r4", amounts, 600)
+                await one.reserve(tenant, "mock", "r4", amounts, 600)
 
 
 async def test_thresholds_are_told_once_over_all_gateways(
@@ -254,7 +254,7 @@ async def test_a_threshold_that_another_gateway_told_is_not_told_again(nats_url:
         for number in range(2):
             quotas = Quotas(broker)
             running = asyncio.create_task(quotas.run())
-            await quotas.reserve(tenant, f"r{number}", RequestAmounts(5, 8, Price()), 600)
+            await quotas.reserve(tenant, "mock", f"r{number}", RequestAmounts(5, 8, Price()), 600)
             wanted = (1, 3)[number]
 
             async def are_stored(wanted: int = wanted) -> bool:

@@ -172,6 +172,17 @@ async def test_a_record_of_another_reservation_settles_that_one(left: Left) -> N
     assert await used_today(left.broker) == 7
 
 
+@pytest.mark.parametrize(
+    "data", [b"\xc1", LedgerRecord("r1", "acme", "mock", "1", "stop", 1, 1, 1, "w", 0, 0).pack()]
+)
+async def test_a_forged_record_lowers_no_counter(left: Left, data: bytes) -> None:
+    """The broker takes the true one for its repetition; and no gateway ends of it."""
+    subject = subjects.ledger("acme", "stolen")
+    await left.broker.store(subject, data, {MESSAGE_ID: "r1"})
+    await recover(left)
+    assert await used_today(left.broker) == COST
+
+
 async def test_a_record_that_is_exported_and_removed_settles_still(left: Left) -> None:
     """Nobody can tell any more whether there was one, so what is counted stays."""
     await left.end(left.pending.reserved_ms, used=7)

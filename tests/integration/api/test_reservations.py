@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from api.submission.quotas import Quotas
 from api.submission.reservation_journal import ReservationJournal
 from registry.models import mock_model
 from registry.tenant_records import QuotaLimits, Tenant
-from streams import quota_windows, usage_accounts
+from streams import quota_windows, subjects, usage_accounts
 from streams.broker.broker_client import Broker, PubAck
 from streams.errors import BrokerUnavailable
 from streams.messages import LedgerRecord
@@ -193,14 +194,14 @@ async def test_a_reservation_that_nobody_ends_expires(nats_url: str) -> None:
         made = Quotas(broker)
         running = asyncio.create_task(made.run())
         asked = RequestAmounts(5, 8, usage_accounts.Price())
-        assert await made.reserve(tenant, "r1", asked, seconds=0)
+        assert await made.reserve(tenant, "mock", "r1", asked, seconds=0)
         assert await used_today(broker) == COST
 
         async def nothing_is_held() -> bool:
             return (await open_requests(broker), await used_today(broker)) == (0, 0)
 
         await eventually(nothing_is_held)
-        assert await made.reserve(tenant, "r2", asked, seconds=60)
+        assert await made.reserve(tenant, "mock", "r2", asked, seconds=60)
         running.cancel()
 
 
@@ -221,7 +222,7 @@ async def test_a_reservation_without_an_answer_is_taken_back(
         running = asyncio.create_task(made.run())
         with pytest.raises(BrokerUnavailable):
             await made.reserve(
-                tenant, "r1", RequestAmounts(5, 8, usage_accounts.Price()), seconds=60
+                tenant, "mock", "r1", RequestAmounts(5, 8, usage_accounts.Price()), seconds=60
             )
         nats_server.thaw()
 
@@ -231,3 +232,26 @@ async def test_a_reservation_without_an_answer_is_taken_back(
 
         await eventually(taken_back)
         running.cancel()
+
+
+async def test_a_request_is_settled_by_a_record_of_its_own_tenant_and_model(
+    nats_url: str,
+) -> None:
+    """A stolen worker of another model knows ids, and must not give quota back by them."""
+    tenant = Tenant(name="acme", **QuotaLimits(max_concurrent=1).model_dump())
+    asked = RequestAmounts(5, 8, usage_accounts.Price())
+    async with gateways(nats_url), connect(nats_url, "test") as broker:
+        made = Quotas(broker)
+        await made.open()
+        for name in ("r1", "last"):
+            assert await made.reserve(
+                Tenant(**{**tenant.model_dump(), "name": f"{name}-t"}), "mock", name, asked, 60
+            )
+        record = LedgerRecord("r1", "r1-t", "stolen", "1", "stop", 5, 8, 1, "w", 0, 0)
+        for data in (record.pack(), replace(record, model="mock").pack(), b"\xc1"):
+            await broker.store(subjects.ledger("r1-t", "stolen"), data)
+        await broker.store(subjects.ledger("r1-t", "mock"), record.pack())
+        last = replace(record, request_id="last", tenant="last-t", model="mock")
+        await broker.store(subjects.ledger("last-t", "mock"), last.pack())
+        await eventually(lambda: made.find("last") is None)  # the others were heard before
+        assert made.find("r1")

@@ -110,7 +110,7 @@ def test_a_lease_is_counted_before_it_begins(now: float) -> None:
 
 
 def hold(name: str) -> Reservation:
-    return Reservation(name, name, (scope(max_concurrent=1),), {}, {}, None, 0, NOW + 60)
+    return Reservation(name, name, "", (scope(max_concurrent=1),), {}, {}, None, 0, NOW + 60)
 
 
 @given(

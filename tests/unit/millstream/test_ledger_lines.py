@@ -1,5 +1,6 @@
 """A ledger record as others get it: in JSON, as an event, with exact money."""
 
+import json
 from dataclasses import replace
 
 import msgpack
@@ -85,6 +86,22 @@ def test_what_cannot_be_read_is_kept() -> None:
         line = to_line(3, SUBJECT, data)
         assert (line["type"], line["subject"]) == ("unreadable", SUBJECT)
         assert line["data"]
+
+
+def test_a_record_of_another_tenant_or_model_is_no_bill() -> None:
+    """A stolen worker may write of its own model's requests, and of nobody else's."""
+    for subject in (subjects.ledger("acme", "stolen"), subjects.ledger("mallory", "mock")):
+        line = to_line(3, subject, RECORD.pack())
+        assert (line["type"], line["subject"]) == ("unreadable", subject)
+    time = WorkerTime("w", "mock", "1", 5, 65_005, 60, 30, 10, 5)
+    assert to_line(4, subjects.worker_time("mock", "w2"), time.pack())["type"] == "unreadable"
+
+
+def test_every_line_is_json() -> None:
+    """An export must not stop at bytes where a text should be."""
+    for fields in ({"version": b"1"}, {"earlier_attempts": [{"worker": b"w"}]}, {"warm": b""}):
+        data = msgpack.packb({**msgpack.unpackb(RECORD.pack()), **fields})
+        assert json.loads(json.dumps(to_line(3, SUBJECT, data)))["type"] == "unreadable"
 
 
 def test_an_event_is_known_by_request_and_cell() -> None:

@@ -3,10 +3,11 @@
 import msgpack
 import pytest
 
-from streams import messages
+from streams import messages, subjects
 from streams.headers import Envelope
 from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord
+from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 from streams.usage_accounts import Price, PriceEntry
 
 PRICE = PriceEntry(3, "USD", Price(150_000, 600_000, 75_000))
@@ -85,3 +86,37 @@ def test_a_price_travels_in_a_header(price: PriceEntry) -> None:
     headers = Envelope("r", "a", "h", 1, 1, 1, 1, price=price.pack(), goal_ms=0).to_headers()
     assert Envelope.from_headers(headers).price == price.pack()
     assert Envelope.from_headers(headers).goal_ms == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tenant": "victim"},
+        {"model": "another"},
+        {"tenant": "a.b"},
+        {"request_id": ["r"]},
+        {"version": b"1"},
+        {"prompt_tokens": "many"},
+        {"completion_tokens": -1},
+        {"cached_tokens": 1.5},
+        {"accepted": 10**17},
+        {"finished": -1},
+        {"price": "1 USD " + "9" * 4000 + " 0"},
+        {"earlier_attempts": [b"x"]},
+        {"warm": b"x"},
+    ],
+)
+def test_a_forged_record_is_recognised(fields: dict[str, object]) -> None:
+    """Who may write on a subject may write of its tenant and model, and only what adds up."""
+    subject = subjects.ledger("acme", "mock")
+    data = record().pack()
+    assert unpack_stored_record(subject, data) == record()
+    assert unpack_stored_record(subjects.billed("acme", "mock"), data) == record()
+    with pytest.raises(ForgedRecord):
+        unpack_stored_record(subject, msgpack.packb({**msgpack.unpackb(data), **fields}))
+
+
+@pytest.mark.parametrize("data", [b"\xc1", b"", msgpack.packb([1]), msgpack.packb({"tenant": "x"})])
+def test_bytes_that_are_no_record_are_recognised(data: bytes) -> None:
+    with pytest.raises(ForgedRecord):
+        unpack_stored_record(subjects.ledger("acme", "mock"), data)
