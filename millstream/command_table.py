@@ -49,7 +49,7 @@ def _import_target(target: str) -> object:
 COMMANDS = (
     Command(
         "up",
-        "start everything on this machine: NATS, dispatcher, gateway, workers",
+        "start everything on this machine: NATS, all services, workers",
         "millstream.up.settings:UpSettings",
         "millstream.up.supervisor:run",
     ),
@@ -79,7 +79,7 @@ COMMANDS = (
     ),
     Command(
         "jobs",
-        "do what outlives its client's connection: look after stored files",
+        "run batches and background responses, send webhooks, remove what is deleted",
         "jobs.settings:JobsSettings",
         "jobs.service:run",
     ),
@@ -100,6 +100,12 @@ COMMANDS = (
         "tell what a batch may cost and take, before it runs",
         "millstream.batch.settings:EstimateSettings",
         "millstream.batch.commands:estimate",
+    ),
+    Command(
+        "batch list",
+        "list the batches of a tenant, the newest first",
+        "millstream.batch.settings:ListBatchesSettings",
+        "millstream.batch.commands:list_batches",
     ),
     Command(
         "batch status",
@@ -184,6 +190,12 @@ COMMANDS = (
         "replace the secret of a webhook endpoint, and show the new one this once",
         "millstream.webhooks.settings:RotateSecretSettings",
         "millstream.webhooks.commands:rotate",
+    ),
+    Command(
+        "webhooks enable",
+        "send events to a disabled webhook endpoint again",
+        "millstream.webhooks.settings:OneEndpointSettings",
+        "millstream.webhooks.commands:enable",
     ),
     Command(
         "webhooks delete",

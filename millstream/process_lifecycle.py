@@ -86,10 +86,18 @@ def _first_error(errors: BaseException) -> BaseException:
 
 def _report_error(error: BaseException, settings: Settings) -> None:
     """Report an error: a service logs an event, any other command prints a sentence to stderr."""
+    text = _describe_error(error)
     if isinstance(settings, ServiceSettings):
-        log.error("stopped", error=str(error), kind=type(error).__name__)
+        log.error("stopped", error=text, kind=type(error).__name__)
     else:
-        print(f"millstream: {redact(str(error))}", file=sys.stderr)
+        print(f"millstream: {redact(text)}", file=sys.stderr)
+
+
+def _describe_error(error: BaseException) -> str:
+    """The error's text; of one of the operating system its file and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _tune_garbage_collector() -> None:

@@ -286,9 +286,12 @@ def _all_known_keys(tables: bool = True) -> set[str]:
 def _describe_errors(
     error: ValidationError, raw: RawSettings, known: Mapping[str, FieldInfo]
 ) -> str:
+    found = error.errors()
+    parts = {e["loc"][0] for e in found if len(e["loc"]) > 1}  # wrong elements of lists
     return "\n".join(
         _describe_error(e["loc"], e["type"], e["msg"], e["input"], raw, known)
-        for e in error.errors()
+        for e in found
+        if not (e["type"] == "too_short" and e["loc"][0] in parts)
     )
 
 
@@ -310,7 +313,11 @@ def _describe_error(
     if kind == "extra_forbidden":
         nearest = suggest_nearest(str(loc[-1]), fields_by_key(row_model(known[key])))
         return f"{origin}: unknown key{nearest}"
-    shown = "" if "key" in key or key in ("admin", "nats", "tenants") else f", not {value!r}"
+    if "key" in key or key in ("admin", "nats", "tenants"):
+        return f"{origin}: {message}"
+    if kind == "string_pattern_mismatch" and len(loc) == 1 and known[key].description:
+        return f"{origin}: {value!r} is not of this form: {known[key].description}"
+    shown = "" if repr(value) in message else f", not {value!r}"
     return f"{origin}: {message}{shown}"
 
 

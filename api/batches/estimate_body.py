@@ -18,8 +18,9 @@ def estimate_object(
 ) -> dict[str, Any]:
     """Return what a batch of an input may take.
 
-    `prompt_tokens` were estimated from `sampled` lines, and what is expected is as in the batch
-    `like`; None without one. Costs are in units of the currency, at today's prices.
+    `unusable_lines` are no requests of the endpoint, or name no model. `prompt_tokens` were
+    estimated from `sampled` lines, and what is expected is as in the batch `like`; None without
+    one. Costs are in units of the currency, at today's prices.
     """
     lines, most = estimate.lines, estimate.completion_tokens
     expected = seconds = None
@@ -31,6 +32,7 @@ def estimate_object(
     return {
         "object": "batch.estimate",
         "lines": lines,
+        "unusable_lines": lines - sum(share.lines for share in estimate.models.values()),
         "models": {name: share.lines for name, share in estimate.models.items()},
         "prompt_tokens": prompt_tokens,
         "completion_tokens": {"expected": expected, "at_most": most},

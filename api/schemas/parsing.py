@@ -114,6 +114,8 @@ def to_bad_request(error: ErrorDetails) -> BadRequest:
         return UnsupportedValue(f"{path} {error['msg']}", path)
     if error["type"] == WRONG:
         return BadRequest(f"{path or 'this'} {error['msg']}", path or None)
+    if error["type"] == "value_error" and not path:  # of a check of several fields
+        return BadRequest(error["msg"].removeprefix("Value error, "))
     message = _MESSAGES.get(error["type"]) or _PYDANTIC_SUBJECT.sub("must", error["msg"])
     return BadRequest(
         f"{path or 'this'} {message}, it is {describe_value(error['input'])}", path or None

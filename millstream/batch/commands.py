@@ -1,26 +1,29 @@
-"""The commands `millstream batch submit`, `status`, `watch`, `results`, `items`, `cancel` …"""
+"""The commands `millstream batch submit`, `list`, `status`, `watch`, `results`, `items` …"""
 
 import asyncio
 import json
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
-from urllib.parse import quote
+from datetime import UTC, datetime
+from urllib.parse import quote, urlencode
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from millstream.admin.console_output import make_console, make_whole_table
-from millstream.batch.batch_client import BatchClient, JsonBody
+from millstream.admin.console_output import make_console, make_whole_table, print_json_lines
 from millstream.batch.settings import (
     Action,
     EstimateSettings,
     ItemSettings,
+    ListBatchesSettings,
     OneBatchSettings,
     ResultsSettings,
     SubmitSettings,
 )
+from millstream.gateway_client import GatewayClient, GatewayRefused, JsonBody
+from streams.usage_accounts import NO_CURRENCY
 
 POLL_SECONDS = 0.5
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -28,8 +31,11 @@ _SHOWN = ("id", "status", "endpoint", "model", "output_file_id", "error_file_id"
 
 
 async def submit(settings: SubmitSettings, stop: asyncio.Event) -> None:
-    """Store the file and create its batch; print the batch. Raises as `BatchClient` does."""
-    client = BatchClient(settings)
+    """Store the file and create its batch; print the batch.
+
+    A file whose batch is refused is deleted again. Raises as `GatewayClient` does.
+    """
+    client = GatewayClient(settings)
     file = await asyncio.to_thread(_upload, client, settings)
     batch = {
         "input_file_id": file["id"],
@@ -38,7 +44,11 @@ async def submit(settings: SubmitSettings, stop: asyncio.Event) -> None:
         **({"not_before": settings.not_before} if settings.not_before else {}),
         **_hours(settings),
     }
-    made = await asyncio.to_thread(client.call, "POST", "/v1/batches", batch)
+    try:
+        made = await asyncio.to_thread(client.call, "POST", "/v1/batches", batch)
+    except GatewayRefused:
+        await asyncio.to_thread(client.call, "DELETE", f"/v1/files/{file['id']}")
+        raise
     _print_batch(made, as_json=settings.as_json)
 
 
@@ -48,9 +58,11 @@ def _hours(settings: SubmitSettings) -> JsonBody:
     return {"run_between": settings.run_between.split("-"), "time_zone": settings.time_zone}
 
 
-def _upload(client: BatchClient, settings: SubmitSettings | EstimateSettings) -> JsonBody:
+def _upload(client: GatewayClient, settings: SubmitSettings | EstimateSettings) -> JsonBody:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task(settings.file.name, total=settings.file.stat().st_size)
         return client.upload(settings.file, lambda size: progress.advance(task, size))
 
@@ -58,9 +70,9 @@ def _upload(client: BatchClient, settings: SubmitSettings | EstimateSettings) ->
 async def estimate(settings: EstimateSettings, stop: asyncio.Event) -> None:
     """Print what a batch of a file may take; the file is stored for that time alone.
 
-    Raises as `BatchClient` does.
+    Raises as `GatewayClient` does.
     """
-    client = BatchClient(settings)
+    client = GatewayClient(settings)
     file = await asyncio.to_thread(_upload, client, settings)
     asked = {"input_file_id": file["id"], "endpoint": settings.endpoint}
     try:
@@ -75,12 +87,14 @@ async def estimate(settings: EstimateSettings, stop: asyncio.Event) -> None:
 
 def _estimate_table(found: JsonBody) -> Table:
     cost, tokens, size = found["cost"], found["completion_tokens"], found["result_bytes"]
-    models = ", ".join(f"{count} of {name}" for name, count in found["models"].items())
+    kinds = [f"{count} of {name}" for name, count in found["models"].items()]
+    if found["unusable_lines"]:
+        kinds.append(f"{found['unusable_lines']} that no model would answer")
     table = make_whole_table()
-    table.add_row("lines", f"{found['lines']}: {models}")
+    table.add_row("lines", f"{found['lines']}: {', '.join(kinds)}")
     table.add_row("prompt tokens", f"some {found['prompt_tokens']}")
     table.add_row("generated tokens", _range(tokens["expected"], tokens["at_most"]))
-    table.add_row("cost", f"{_range(cost['expected'], cost['at_most'])} {cost['currency']}")
+    table.add_row("cost", _describe_cost(cost))
     if found["seconds"] is not None:
         table.add_row("time", f"some {found['seconds']} s")
     table.add_row("results", f"at most {size['at_most']} bytes, of {size['free']} that are free")
@@ -88,13 +102,35 @@ def _estimate_table(found: JsonBody) -> Table:
     return table
 
 
+def _describe_cost(cost: JsonBody) -> str:
+    if cost["currency"] == NO_CURRENCY:
+        return "none: no model has a price"
+    return f"{_range(cost['expected'], cost['at_most'])} {cost['currency']}"
+
+
 def _range(expected: float | None, at_most: float) -> str:
     return f"at most {at_most}" if expected is None else f"some {expected}, at most {at_most}"
 
 
+async def list_batches(settings: ListBatchesSettings, stop: asyncio.Event) -> None:
+    """Print the tenant's batches, the newest first; raises as `GatewayClient` does."""
+    asked = {"limit": settings.limit, **({"after": settings.after} if settings.after else {})}
+    path = f"/v1/batches?{urlencode(asked)}"
+    found = await asyncio.to_thread(GatewayClient(settings).call, "GET", path)
+    if settings.as_json:
+        print_json_lines(found["data"])
+        return
+    table = make_whole_table("id", "status", "endpoint", "created (UTC)", "lines")
+    for batch in found["data"]:
+        created = datetime.fromtimestamp(batch["created_at"], UTC)
+        row = (batch["id"], batch["status"], batch["endpoint"], f"{created:%Y-%m-%d %H:%M}")
+        table.add_row(*row, _describe_counts(batch))
+    make_console().print(table)
+
+
 async def status(settings: OneBatchSettings, stop: asyncio.Event) -> None:
-    """Print a batch; raises as `BatchClient` does."""
-    client = BatchClient(settings)
+    """Print a batch; raises as `GatewayClient` does."""
+    client = GatewayClient(settings)
     found = await asyncio.to_thread(client.call, "GET", _path(settings.id))
     _print_batch(found, as_json=settings.as_json)
 
@@ -102,9 +138,9 @@ async def status(settings: OneBatchSettings, stop: asyncio.Event) -> None:
 async def watch(settings: OneBatchSettings, stop: asyncio.Event) -> None:
     """Show how far a batch is until it has ended; with `--json` a line for each change.
 
-    Raises as `BatchClient` does, and `SystemExit` with the status 1 if it has not completed.
+    Raises as `GatewayClient` does, and `SystemExit` with the status 1 if it has not completed.
     """
-    client, last = BatchClient(settings), ""
+    client, last = GatewayClient(settings), ""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with ExitStack() as stack:
         counted = TextColumn("{task.fields[counts]}")
@@ -137,9 +173,9 @@ async def results(settings: ResultsSettings, stop: asyncio.Event) -> None:
     """Print, or write into a file, the output lines of all lines that have ended.
 
     Those of the output and of the error file are merged, in the order of the input. Raises as
-    `BatchClient` does, and `OSError` if the file cannot be written.
+    `GatewayClient` does, and `OSError` if the file cannot be written.
     """
-    client = BatchClient(settings)
+    client = GatewayClient(settings)
     lines = client.read_lines(f"{_path(settings.id)}/results")
     await asyncio.to_thread(_write_lines, lines, settings)
 
@@ -156,35 +192,35 @@ def _write_lines(lines: Iterable[bytes], settings: ResultsSettings) -> None:
 
 
 async def items(settings: ItemSettings, stop: asyncio.Event) -> None:
-    """Print one line of a batch and what has come of it; raises as `BatchClient` does."""
-    client = BatchClient(settings)
+    """Print one line of a batch and what has come of it; raises as `GatewayClient` does."""
+    client = GatewayClient(settings)
     path = f"{_path(settings.id)}/items/{quote(settings.item, safe='')}"
     found = await asyncio.to_thread(client.call, "GET", path)
     print(json.dumps(found, indent=None if settings.as_json else 2))
 
 
 async def cancel(settings: OneBatchSettings, stop: asyncio.Event) -> None:
-    """End a batch; what had ended is kept. Raises as `BatchClient` does."""
+    """End a batch; what had ended is kept. Raises as `GatewayClient` does."""
     await _change(settings, "cancel")
 
 
 async def retry(settings: OneBatchSettings, stop: asyncio.Event) -> None:
-    """Run the failed lines of a batch as a new one, and print that; raises as `BatchClient`."""
+    """Run the failed lines of a batch as a new one, and print that; raises as `GatewayClient`."""
     await _change(settings, "retry")
 
 
 async def pause(settings: OneBatchSettings, stop: asyncio.Event) -> None:
-    """Publish no further lines of a batch; raises as `BatchClient` does."""
+    """Publish no further lines of a batch; raises as `GatewayClient` does."""
     await _change(settings, "pause")
 
 
 async def resume(settings: OneBatchSettings, stop: asyncio.Event) -> None:
-    """Go on with a batch that was paused; raises as `BatchClient` does."""
+    """Go on with a batch that was paused; raises as `GatewayClient` does."""
     await _change(settings, "resume")
 
 
 async def _change(settings: OneBatchSettings, action: Action) -> None:
-    client = BatchClient(settings)
+    client = GatewayClient(settings)
     found = await asyncio.to_thread(client.call, "POST", f"{_path(settings.id)}/{action}")
     _print_batch(found, as_json=settings.as_json)
 
@@ -201,9 +237,12 @@ def _print_batch(batch: JsonBody, *, as_json: bool) -> None:
     for name in _SHOWN:
         if batch[name] is not None:
             table.add_row(name, str(batch[name]))
-    counts = batch["request_counts"]
-    table.add_row("lines", ", ".join(f"{count} {name}" for name, count in counts.items()))
+    table.add_row("lines", _describe_counts(batch))
     for error in (batch["errors"] or {"data": []})["data"]:
         line = "" if error["line"] is None else f"line {error['line']}: "
         table.add_row("error", f"{line}{error['message']}")
     make_console().print(table)
+
+
+def _describe_counts(batch: JsonBody) -> str:
+    return ", ".join(f"{count} {name}" for name, count in batch["request_counts"].items())

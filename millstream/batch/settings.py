@@ -60,6 +60,17 @@ class EstimateSettings(BatchSettings):
     )
 
 
+class ListBatchesSettings(BatchSettings):
+    """Settings of `millstream batch list`."""
+
+    limit: int = Field(
+        20, ge=1, le=100, description="most batches to show", json_schema_extra=FLAG_ONLY
+    )
+    after: str = Field(
+        "", description="id of the batch after which to go on", json_schema_extra=FLAG_ONLY
+    )
+
+
 class OneBatchSettings(BatchSettings):
     """Settings of the commands on one batch."""
 

@@ -83,7 +83,9 @@ async def _rotate_accounts(
     if not settings.finish:
         cell.begin_accounts()
         told = await _tell(cell, client)
-        return RotationReport("accounts", False, told, next=(*_untold(cell, client), _TO_USERS))
+        return RotationReport(
+            "accounts", False, told, next=(*_untold(cell, client, _BEFORE_USERS), _TO_USERS)
+        )
     creds = [settings.nats_creds] if settings.nats_creds else []
     cell.check_users(creds)
     await _tell(cell, client)  # all know the new keys before the first one drops an old one
@@ -91,7 +93,8 @@ async def _rotate_accounts(
         await _wait_for_tenants(cell, client)
         await _check_connections(cell, client)
     cell.finish_accounts(creds)
-    return RotationReport("accounts", True, await _tell(cell, client), next=_untold(cell, client))
+    told = await _tell(cell, client)
+    return RotationReport("accounts", True, told, next=_untold(cell, client, _ELSE_OLD))
 
 
 async def _renew_users(
@@ -103,7 +106,8 @@ async def _renew_users(
         )
     told = await _tell(cell, client)  # else no server knows the keys of the new credentials
     users = cell.renew_users()
-    return RotationReport("users", True, told, users, (*_untold(cell, client), _TO_FINISH))
+    untold = _untold(cell, client, _BEFORE_USE)
+    return RotationReport("users", True, told, users, (*untold, _TO_FINISH))
 
 
 async def _rotate_operator(
@@ -190,6 +194,9 @@ async def _check_connections(cell: KeyRotation, client: Client) -> None:
         )
 
 
+_BEFORE_USERS = "before users' credentials are made anew"
+_BEFORE_USE = "of new signing keys, unless that was done, before processes use the new files"
+_ELSE_OLD = "so that the old keys end"
 _TO_USERS = "then make users' credentials anew: --what users"
 _TO_FINISH = (
     "once all processes use the new files of users/, drop the old keys: --what accounts --finish"
@@ -205,14 +212,15 @@ def _restart(cell: KeyRotation) -> str:
     )
 
 
-def _untold(cell: KeyRotation, client: Client | None) -> Sequence[str]:
-    """Instructions for the case that no server was told."""
+def _untold(cell: KeyRotation, client: Client | None, why: str) -> Sequence[str]:
+    """Instructions for the case that no server was told, with why or when they must be."""
     if client:
         return ()
+    finish = " --finish" if why == _ELSE_OLD else ""
     names = ", ".join(cell.list_nodes()) or "the server of `millstream up`"
     return (
-        f"{names} must be told before users' credentials are made anew: run this again with "
-        "--nats URL, or restart each with its new configuration",
+        f"{names} must be told {why}: run `--what accounts{finish}` with --nats URL, or restart "
+        "each with its new configuration",
     )
 
 

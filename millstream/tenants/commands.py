@@ -63,7 +63,7 @@ async def change(settings: ChangeTenantSettings, stop: asyncio.Event) -> None:
         answer, lines = await admin.call("tenants.show", name=name), []
         if settings.producer and not answer["publishes"]:
             given["publishes"] = True
-        if given or not (settings.producer or settings.withdraw):
+        if given:
             answer = await admin.call("tenants.change", name=name, **given)
             lines = [f"{name}: changed"]
         if settings.producer:

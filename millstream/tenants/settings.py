@@ -68,6 +68,9 @@ class ChangeTenantSettings(TenantFlags):
             raise ValueError("--overlap needs --producer; --withdraw ends credentials at once")
         if self.withdraw and self.producer:
             raise ValueError("give --withdraw or --producer, not both; --overlap 0 does both")
+        limits = self.model_fields_set & TenantLimits.model_fields.keys()
+        if not (limits or self.producer or self.withdraw):
+            raise ValueError("nothing is to be changed: give a limit, as --tokens-per-day 1000")
         return self
 
 

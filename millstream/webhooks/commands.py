@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from api.schemas.webhooks import EventName
 from millstream.admin.console_output import make_console, make_whole_table, print_json_lines
-from millstream.batch.batch_client import BatchClient, JsonBody
+from millstream.gateway_client import GatewayClient, JsonBody
 from millstream.webhooks.settings import (
     CreateEndpointSettings,
     DeliveriesSettings,
@@ -20,16 +20,18 @@ from millstream.webhooks.settings import (
 )
 
 _ENDPOINTS = "/v1/webhook_endpoints"
+# `success` of a test says that something was answered, whatever it was
+_NOT_SHOWN = ("object", "event", "attempts", "success")
 
 
 async def list_endpoints(settings: WebhookCommandSettings, stop: asyncio.Event) -> None:
-    """Print the endpoints, the newest first; raises as `BatchClient` does."""
+    """Print the endpoints, the newest first; raises as `GatewayClient` does."""
     found = await _call(settings, "GET", f"{_ENDPOINTS}?limit=100")
     _print_rows(found["data"], ("id", "status", "name", "url"), settings)
 
 
 async def create(settings: CreateEndpointSettings, stop: asyncio.Event) -> None:
-    """Create an endpoint, and print it with its secret, this once; raises as `BatchClient` does."""
+    """Create an endpoint, and print it with its secret, this once; raises as `GatewayClient`."""
     kinds = list(settings.event or get_args(EventName))
     body = {"name": settings.name, "url": settings.target, "event_types": kinds}
     _print_one(await _call(settings, "POST", _ENDPOINTS, body), settings)
@@ -38,7 +40,7 @@ async def create(settings: CreateEndpointSettings, stop: asyncio.Event) -> None:
 async def test(settings: TestEndpointSettings, stop: asyncio.Event) -> int:
     """Post a sample event, and print the status that was answered.
 
-    Returns 1 if that is none of success. Raises as `BatchClient` does, also if nothing was
+    Returns 1 if that is none of success. Raises as `GatewayClient` does, also if nothing was
     answered.
     """
     body: JsonBody = {"event_type": settings.event}
@@ -48,7 +50,7 @@ async def test(settings: TestEndpointSettings, stop: asyncio.Event) -> int:
 
 
 async def deliveries(settings: DeliveriesSettings, stop: asyncio.Event) -> None:
-    """Print what was sent to an endpoint, the newest first; raises as `BatchClient` does."""
+    """Print what was sent to an endpoint, the newest first; raises as `GatewayClient` does."""
     query = urlencode(
         {"limit": settings.limit, **({"after": settings.after} if settings.after else {})}
     )
@@ -69,19 +71,24 @@ def _describe_attempts(delivery: JsonBody) -> str:
 
 
 async def redeliver(settings: RedeliverSettings, stop: asyncio.Event) -> None:
-    """Have an event sent again, with the same id; raises as `BatchClient` does."""
+    """Have an event sent again, with the same id; raises as `GatewayClient` does."""
     path = f"{_path(settings.id)}/deliveries/{quote(settings.delivery, safe='')}/redeliver"
     _print_one(await _call(settings, "POST", path), settings)
 
 
 async def rotate(settings: RotateSecretSettings, stop: asyncio.Event) -> None:
-    """Make a new secret, and print the endpoint with it; raises as `BatchClient` does."""
+    """Make a new secret, and print the endpoint with it; raises as `GatewayClient` does."""
     body: JsonBody = {"keep_old_secret_active_for_24_hours": settings.keep_old}
     _print_one(await _call(settings, "POST", f"{_path(settings.id)}/rotate_secret", body), settings)
 
 
+async def enable(settings: OneEndpointSettings, stop: asyncio.Event) -> None:
+    """Send events to an endpoint that was disabled again; raises as `GatewayClient` does."""
+    _print_one(await _call(settings, "POST", _path(settings.id), {"enabled": True}), settings)
+
+
 async def delete(settings: OneEndpointSettings, stop: asyncio.Event) -> None:
-    """Delete an endpoint, to which nothing more is sent; raises as `BatchClient` does."""
+    """Delete an endpoint, to which nothing more is sent; raises as `GatewayClient` does."""
     _print_one(await _call(settings, "DELETE", _path(settings.id)), settings)
 
 
@@ -92,7 +99,7 @@ def _path(endpoint: str) -> str:
 async def _call(
     settings: WebhookCommandSettings, method: str, path: str, body: JsonBody | None = None
 ) -> JsonBody:
-    return await asyncio.to_thread(BatchClient(settings).call, method, path, body)
+    return await asyncio.to_thread(GatewayClient(settings).call, method, path, body)
 
 
 def _print_one(found: JsonBody, settings: WebhookCommandSettings) -> None:
@@ -101,7 +108,7 @@ def _print_one(found: JsonBody, settings: WebhookCommandSettings) -> None:
         return
     table = make_whole_table()
     for name, value in found.items():
-        if name not in ("object", "event", "attempts") and value is not None:
+        if name not in _NOT_SHOWN and value is not None:
             table.add_row(name, _show(value))
     make_console().print(table)
 

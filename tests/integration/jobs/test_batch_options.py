@@ -97,6 +97,7 @@ async def test_a_batch_is_estimated_before_it_runs(nats_url: str) -> None:
         assert (before["lines"], before["models"]) == (50, {"mock": 50})
         assert before["completion_tokens"] == {"expected": None, "at_most": 400}
         assert before["seconds"] is None
+        assert before["unusable_lines"] == 0
         batch = await ended(client, await submit(client, lines))
         assert batch.usage is not None
         assert before["prompt_tokens"] == pytest.approx(batch.usage.input_tokens, rel=0.05)

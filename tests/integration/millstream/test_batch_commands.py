@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
+
 import jobs.service
 from tests.integration.jobs.test_batches import chat_line, to_file
 from tests.support.gateways import KEY, RunningGateway, cell
@@ -39,6 +41,12 @@ async def command(gateway: RunningGateway, *words: str) -> Answer:
     return Answer(process.returncode, out.decode(), errors.decode())
 
 
+async def stored_files(gateway: RunningGateway) -> Any:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as http:
+        return (await http.get("/v1/files")).json()["data"]
+
+
 async def test_a_batch_is_submitted_watched_and_read(nats_url: str, tmp_path: Path) -> None:
     """Each command with JSON for programs; the results are in the order of the input."""
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -51,6 +59,10 @@ async def test_a_batch_is_submitted_watched_and_read(nats_url: str, tmp_path: Pa
         assert json.loads(watched.out.splitlines()[-1])["status"] == "completed"
         shown = await batch(gateway, "status", made["id"])
         assert "5 completed, 1 failed" in " ".join(shown.out.split())
+        listed = await batch(gateway, "list", "--json")
+        assert [json.loads(line)["id"] for line in listed.out.splitlines()] == [made["id"]]
+        table = (await batch(gateway, "list")).out
+        assert f"{made['id']} completed" in " ".join(table.replace("│", " ").split())
         await batch(gateway, "results", made["id"], "--output", str(out))
         ids = [json.loads(line)["custom_id"] for line in out.read_text().splitlines()]
         assert ids == [f"id-{i}" for i in range(6)]
@@ -71,6 +83,9 @@ async def test_a_batch_that_cannot_begin_says_why(nats_url: str, tmp_path: Path)
         assert "line 1: this is not JSON" in " ".join(watched.out.split())
         unknown = await batch(gateway, "status", "batch_nobody")
         assert (unknown.status, "no batch 'batch_nobody'" in unknown.errors) == (1, True)
+        missing = await batch(gateway, "submit", str(tmp_path / "none.jsonl"))
+        assert missing.status == 1
+        assert missing.errors.endswith("none.jsonl: No such file or directory\n")
         gone = await batch(RunningGateway(1, asyncio.Event()), "status", "batch_nobody")
         assert "no gateway answers at" in gone.errors
 
@@ -86,8 +101,15 @@ async def test_a_file_is_estimated_and_its_failed_lines_are_retried(
         assert estimate["lines"] == 2
         told = (await batch(gateway, "estimate", str(source))).out
         assert f"at most {estimate['completion_tokens']['at_most']}" in " ".join(told.split())
+        assert estimate["unusable_lines"] == 1
+        assert "2: 1 of mock, 1 that no model would answer" in told
+        assert "none: no model has a price" in told
         half = await batch(gateway, "submit", str(source), "--run-between", "22:00")
         assert (half.status, "run-between" in half.errors) == (2, True)
+        zone = ("--run-between", "22:00-06:00", "--time-zone", "Mars")
+        nowhere = await batch(gateway, "submit", str(source), *zone)
+        assert nowhere.errors == "millstream: 'Mars' is no time zone such as Europe/Berlin\n"
+        assert not await stored_files(gateway)
         hours = "--run-between", "00:00-23:59"
         made = (await batch(gateway, "submit", str(source), *hours, "--json")).json
         assert (await batch(gateway, "watch", made["id"])).status == 0

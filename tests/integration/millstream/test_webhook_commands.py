@@ -45,6 +45,16 @@ async def test_an_endpoint_is_made_tested_rotated_and_deleted(nats_url: str) -> 
         assert rotated["signing_secret"] != made["signing_secret"]
         receiver.respond = lambda webhook: 500
         assert (await webhooks(gateway, "test", made["id"])).status == 1
+        receiver.respond = lambda webhook: 410
+        assert (await webhooks(gateway, "test", made["id"])).status == 1
+
+        async def disabled() -> bool:
+            listed = await webhooks(gateway, "list", "--json")
+            return bool(json.loads(listed.out)["status"] == "disabled")
+
+        await eventually(disabled)
+        enabled = (await webhooks(gateway, "enable", made["id"], "--json")).json
+        assert enabled["status"] == "enabled"
         assert (await webhooks(gateway, "delete", made["id"], "--json")).json["deleted"]
         gone = await webhooks(gateway, "test", made["id"])
         assert gone.status == 1

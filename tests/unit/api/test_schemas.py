@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from api.schemas.batches import CreateBatch
 from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.embeddings import EmbeddingRequest
 from api.schemas.fields import Body
@@ -33,6 +34,14 @@ def refusal(record: type[Body], body: dict[str, Any]) -> tuple[str, str | None, 
     with pytest.raises(BadRequest) as refused:
         parse(record, body)
     return refused.value.code, refused.value.field, str(refused.value)
+
+
+def test_a_check_of_several_fields_is_told_in_its_own_words() -> None:
+    """No field is at fault alone."""
+    batch = {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}
+    hours = {"run_between": ["22:00", "06:00"], "time_zone": "Mars"}
+    told = "'Mars' is no time zone such as Europe/Berlin"
+    assert refusal(CreateBatch, batch | hours) == ("invalid_request", None, told)
 
 
 def test_what_was_not_said_is_as_openai_has_it() -> None:

@@ -95,13 +95,15 @@ async def test_keys_are_replaced_without_servers(
     await init(tmp_path, "--nodes", "n1,n2")
     capsys.readouterr()
     await rotate(tmp_path, "--what accounts")
-    assert "n1, n2 must be told before" in capsys.readouterr().out
+    assert "n1, n2 must be told before users' credentials" in capsys.readouterr().out
     await rotate(tmp_path, "--what users --json")
     renewed = json.loads(capsys.readouterr().out)
     assert "gateway" in renewed["users"]
-    assert "n1, n2 must be told before" in renewed["next"][0]
+    assert "before processes use the new files" in renewed["next"][0]
     await rotate(tmp_path, "--what accounts --finish")
-    assert "accounts: finished" in capsys.readouterr().out
+    finished = capsys.readouterr().out
+    assert "accounts: finished" in finished
+    assert "so that the old keys end: run `--what accounts --finish` with --nats" in finished
     seed = tmp_path / "kept.seed"
     (tmp_path / "keys/identity/operator.seed").rename(seed)
     await rotate(tmp_path, f"--what operator --operator-seed {seed}")

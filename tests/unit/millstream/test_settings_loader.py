@@ -11,10 +11,13 @@ from dispatcher.settings import DispatcherSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from millstream.admin.settings import LagSettings, WhySettings
+from millstream.batch.settings import SubmitSettings
 from millstream.bench.settings import BenchSettings
 from millstream.broker.backup_settings import BackupSettings
+from millstream.keys.settings import CreateKeySettings
 from millstream.models.settings import AddSettings, ListSettings
 from millstream.settings_loader import UsageError, load_settings
+from millstream.tenants.settings import ChangeTenantSettings
 from millstream.up import state_file
 from millstream.up.settings import UpSettings
 from streams.accounts.access import UserClass
@@ -135,6 +138,34 @@ def test_a_wrong_value_is_quoted_with_where_it_came_from() -> None:
         load_settings(GatewaySettings, {}, {"MILLSTREAM_PORT": "99999"})
     with pytest.raises(UsageError, match=r"^--port: .*not 'x'$"):
         load_settings(GatewaySettings, {"port": "x"}, {})
+
+
+def test_a_wrong_form_is_told_in_words() -> None:
+    """A regular expression is no help to whoever mistyped a time."""
+    wanted = "^--window: '1x' is not of this form: how long the batch may take, such as 24h or 3d$"
+    with pytest.raises(UsageError, match=wanted):
+        load_settings(SubmitSettings, {"file": "x", "window": "1x"}, {})
+
+
+def test_a_wrong_element_is_all_that_is_wrong_with_a_list() -> None:
+    """The list without it is none that anybody has given."""
+    with pytest.raises(UsageError) as refused:
+        load_settings(CreateKeySettings, {"tenant": "acme", "scope": ["wide"]}, {})
+    assert str(refused.value).startswith("--scope.0: Input should be 'infer'")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_value_is_quoted_once() -> None:
+    """Also where the reason quotes it."""
+    wanted = "^--expires: '5x' is no duration: write 20s, 15m, 2h or 7d$"
+    with pytest.raises(UsageError, match=wanted):
+        load_settings(CreateKeySettings, {"tenant": "acme", "expires": "5x"}, {})
+
+
+def test_a_change_of_nothing_is_refused() -> None:
+    """`acme: changed` would tell of a limit that was mistyped away."""
+    with pytest.raises(UsageError, match="nothing is to be changed: give a limit"):
+        load_settings(ChangeTenantSettings, {"name": "acme"}, {})
 
 
 def test_a_key_is_never_quoted() -> None:

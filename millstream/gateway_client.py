@@ -1,4 +1,4 @@
-"""A gateway's files and batches, as the commands ask for them."""
+"""A gateway's HTTP API, as the commands `millstream batch …` and `millstream webhooks …` ask it."""
 
 import json
 import secrets
@@ -6,7 +6,8 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.client import HTTPException
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,7 @@ from streams.errors import MillstreamError
 ANSWER_SECONDS = 60.0
 _PIECE_BYTES = 65_536
 JsonBody = dict[str, Any]
+RequestBody = bytes | Iterator[bytes] | None
 OnSent = Callable[[int], None]
 
 
@@ -32,11 +34,15 @@ class GatewayUnreachable(MillstreamError):
     """No gateway answers at the address."""
 
 
-class BatchClient:
+class AuthorityUnreadable(MillstreamError):
+    """The file of `--ca` cannot be read, or has no certificates in it."""
+
+
+class GatewayClient:
     """Asks a gateway over HTTP, with a key; every method blocks.
 
     No proxy of the environment is used. Every method raises `GatewayRefused` or
-    `GatewayUnreachable`.
+    `GatewayUnreachable`, and making one raises `AuthorityUnreadable`.
     """
 
     def __init__(self, settings: GatewayClientSettings) -> None:
@@ -48,17 +54,14 @@ class BatchClient:
             urllib.request.ProxyHandler({}),
         ]
         if settings.ca:
-            context = ssl.create_default_context(cafile=str(settings.ca))
-            handlers.append(urllib.request.HTTPSHandler(context=context))
+            handlers.append(urllib.request.HTTPSHandler(context=_trust(settings.ca)))
         self._opener = urllib.request.build_opener(*handlers)
 
     def call(self, method: str, path: str, body: JsonBody | None = None) -> JsonBody:
         """Return the JSON that a path answers with."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if data else {}
-        with self._open(method, path, data, headers) as answer:
-            found: JsonBody = json.loads(answer.read())
-            return found
+        return self._read_json(method, path, data, headers)
 
     def upload(self, file: Path, on_sent: OnSent) -> JsonBody:
         """Store a file for a batch, and return its object; `on_sent` hears of the bytes sent.
@@ -75,35 +78,63 @@ class BatchClient:
                 "Content-Type": f"multipart/form-data; boundary={boundary}",
                 "Content-Length": str(size),
             }
-            with self._open("POST", "/v1/files", body, headers) as answer:
-                found: JsonBody = json.loads(answer.read())
-                return found
+            return self._read_json("POST", "/v1/files", body, headers)
 
     def read_lines(self, path: str) -> Iterator[bytes]:
         """Yield the lines that a path answers with, as they come."""
-        with self._open("GET", path, None, {}) as answer:
+        with self._open("GET", path, None, {}) as answer, self._connection_errors():
             yield from answer
 
+    def _read_json(
+        self, method: str, path: str, body: RequestBody, headers: dict[str, str]
+    ) -> JsonBody:
+        with self._open(method, path, body, headers) as answer:
+            with self._connection_errors():
+                data = answer.read()
+            try:
+                found = json.loads(data)
+            except ValueError:
+                found = None
+            if not isinstance(found, dict):
+                raise _not_a_gateway(answer.status)
+            return found
+
     def _open(
-        self, method: str, path: str, body: bytes | Iterator[bytes] | None, headers: dict[str, str]
-    ) -> IO[bytes]:
+        self, method: str, path: str, body: RequestBody, headers: dict[str, str]
+    ) -> HTTPResponse:
         request = urllib.request.Request(
             self._url + path,
             body,
             {**self._headers, **headers},
             method=method,
         )
+        with self._connection_errors():
+            try:
+                opened: HTTPResponse = self._opener.open(request, timeout=ANSWER_SECONDS)
+            except urllib.error.HTTPError as error:
+                with error:
+                    raise _to_refusal(error.code, error.read()) from None
+        return opened
+
+    @contextmanager
+    def _connection_errors(self) -> Iterator[None]:
+        """Raise `GatewayUnreachable` for a connection that cannot be made, or breaks."""
         try:
-            opened: IO[bytes] = self._opener.open(request, timeout=ANSWER_SECONDS)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _to_refusal(error.code, error.read()) from None
+            yield
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
+            text = getattr(reason, "strerror", None) or reason
             raise GatewayUnreachable(
-                f"no gateway answers at {self._url} ({reason}): start one, or name it with --url"
+                f"no gateway answers at {self._url} ({text}): start one, or name it with --url"
             ) from None
-        return opened
+
+
+def _trust(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca.expanduser()))
+    except OSError as error:
+        reason = "it has no certificates in PEM" if isinstance(error, ssl.SSLError) else None
+        raise AuthorityUnreadable(f"--ca {ca} cannot be used: {reason or error.strerror}") from None
 
 
 def _form(boundary: str, filename: str) -> tuple[bytes, bytes]:
@@ -130,4 +161,10 @@ def _to_refusal(status: int, body: bytes) -> MillstreamError:
         error = json.loads(body)["error"]
         return GatewayRefused(str(error["code"]), str(error["message"]))
     except (ValueError, KeyError, TypeError):
-        return GatewayUnreachable(f"what answered with the status {status} is no gateway")
+        return _not_a_gateway(status)
+
+
+def _not_a_gateway(status: int) -> GatewayUnreachable:
+    return GatewayUnreachable(
+        f"what answered with the status {status} is no gateway: name one with --url"
+    )
