@@ -75,6 +75,7 @@ class GatewayContext:
     refusals: RefusalRecorder
     rollups: UsageRollups
     files: FileStore
+    line_files: FileStore  # inputs and indexes of batches, of which single lines are read
     batches: BatchStore
     responses: ResponseStore
     response_space: ResponseSpace

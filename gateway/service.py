@@ -44,6 +44,7 @@ from streams.broker.declaration import WAIT_SECONDS
 from streams.broker.stream_monitor import StreamMonitor
 from streams.errors import BrokerUnavailable, Ended, MillstreamError, Overloaded
 from streams.metrics_server import serve_metrics
+from streams.records.files.chunk_cache import ChunkCache
 from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from streams.records.key_use import add_uses
@@ -53,6 +54,7 @@ from streams.records.webhooks.delivery_store import DeliveryStore
 from streams.records.webhooks.endpoint_store import EndpointStore
 
 log = structlog.get_logger()
+LINE_CACHE_BYTES = 8 * 2**20  # of inputs and indexes of batches, for reads of single lines
 
 KEY_USE_SECONDS = 60.0
 
@@ -178,6 +180,7 @@ async def _build_context(
         RefusalRecorder(broker, registry, settings.id, lambda: not ledger_space.use.is_full),
         UsageRollups(broker),
         FileStore(broker),
+        FileStore(broker, ChunkCache(LINE_CACHE_BYTES)),
         BatchStore(broker),
         ResponseStore(broker),
         ResponseSpace(broker, BatchStore(broker)),

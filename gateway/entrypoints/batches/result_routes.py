@@ -90,8 +90,9 @@ async def _find_line(context: GatewayContext, batch: Batch, custom_id: str) -> I
     if index is None:
         status = batch.status.value
         raise NotFound(f"the lines of this batch cannot be found by custom_id: it is {status!r}")
-    place = await find_place(context.files, index, custom_id)
+    place = await find_place(context.line_files, index, custom_id)
     if place is None:
         raise NotFound(f"no line of this batch has the custom_id {custom_id!r}")
-    pieces = [piece async for piece in context.files.read(source, place.offset, place.end)]
+    read = context.line_files.read(source, place.offset, place.end)
+    pieces = [piece async for piece in read]
     return InputLine(place.index, place.offset, place.end, b"".join(pieces))

@@ -2,4 +2,5 @@
 
 file_records  what is stored of a file besides its bytes (pure)
 file_store    stores, reads and removes files
+chunk_cache   keeps chunks that are read again and again (pure)
 """

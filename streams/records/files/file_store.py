@@ -18,6 +18,7 @@ from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import MillstreamError, NotFound, StorageFull, StorageQuotaExceeded
 from streams.headers import MAX_HEADER_BYTES
 from streams.records.cas_records import STORE_SECONDS, CasRecords, RecordChanged
+from streams.records.files.chunk_cache import ChunkCache
 from streams.records.files.file_records import (
     CHUNK_BYTES,
     INDEX_PURPOSE,
@@ -51,10 +52,13 @@ def _subject_of(file: StoredFile) -> str:
 
 
 class FileStore:
-    """The files of all tenants, stored by the broker."""
+    """The files of all tenants, stored by the broker.
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    Chunks that were read are kept in `cache`, if there is one, and are not read again from there.
+    """
+
+    def __init__(self, broker: Broker, cache: ChunkCache | None = None) -> None:
+        self._broker, self._cache = broker, cache
         self._records = CasRecords(broker, topology.FILE_RECORDS, StoredFile.unpack)
 
     async def create(self, file: StoredFile, quota: int) -> StoredFile:
@@ -178,10 +182,18 @@ class FileStore:
                 yield data
 
     async def _read_range(self, wanted: ChunkRange) -> bytes:
+        chunk = self._cache.find(wanted.subject) if self._cache else None
+        if chunk is None:
+            chunk = await self._read_chunk(wanted.subject)
+        return chunk[wanted.start : wanted.end]
+
+    async def _read_chunk(self, subject: str) -> bytes:
         for _ in range(_READS):
-            found = await self._broker.read(topology.FILES, {"last_by_subj": wanted.subject})
+            found = await self._broker.read(topology.FILES, {"last_by_subj": subject})
             if found:
-                return found[0].data[wanted.start : wanted.end]
+                if self._cache:
+                    self._cache.add(subject, found[0].data)
+                return found[0].data
             await asyncio.sleep(_READ_SECONDS)  # until this replica has it, too
         raise ChunkMissing("part of this file is not in the broker's store any more")
 
