@@ -42,7 +42,8 @@ class ItemResult:
     `code` is empty for a success, else that of the error in `message`. `text`, `logprobs`,
     `vectors` and `labels` are those of the request's token log, of all its records. `ended` is in
     epoch milliseconds, and `usage` as OpenAI's. `chunks` has the numbers of tokens and characters
-    of each chunk of the log, so that a stream of the result is that of the log.
+    of each chunk of the log, so that a stream of the result is that of the log; a line, which
+    nobody streams, has none.
     """
 
     request_id: str
@@ -124,6 +125,7 @@ def build_result(
     logprobs = [each for chunk in chunks for each in chunk.get("logprobs") or ()]
     claims = [record["version"] for record in records if record["type"] == "started"]
     rows = [record for record in records if record["type"] == "result"]
+    streamed = [] if subjects.is_line(request_id) else chunks
     is_error = terminal["type"] == "error"
     finish = None if is_error else terminal["finish_reason"]
     return ItemResult(
@@ -140,7 +142,7 @@ def build_result(
         vectors=[vector for row in rows for vector in row["vectors"]],
         labels=rows[-1].get("labels", []) if rows else [],
         stop_sequence=terminal.get("stop_sequence", ""),
-        chunks=[[chunk["count"], len(chunk["text"])] for chunk in chunks],
+        chunks=[[each["count"], len(each["text"])] for each in streamed],
     )
 
 

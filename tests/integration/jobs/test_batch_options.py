@@ -36,7 +36,7 @@ async def post(client: openai.AsyncOpenAI, path: str, body: dict[str, Any]) -> d
 async def test_a_batch_whose_results_may_find_no_room_is_refused(nats_url: str) -> None:
     """Its bytes are promised when it is created, and others get them when it has ended."""
     async with (
-        jobs_cell(nats_url, results_bytes=MIB, mock={"ttft_ms": 20, "itl_ms": 20}) as client,
+        jobs_cell(nats_url, results_bytes=MIB, mock={"ttft_ms": 500, "itl_ms": 500}) as client,
         connect(nats_url, "test") as broker,
     ):
         lines = [chat_line(i, max_tokens=400) for i in range(200)]  # 8 bytes for each token

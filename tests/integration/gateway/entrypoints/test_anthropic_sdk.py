@@ -279,7 +279,7 @@ async def test_a_stream_goes_on_behind_any_event(nats_url: str) -> None:
         key = {"Idempotency-Key": "k"}
         whole = await gateway.request("POST", "/v1/messages", body, headers=key)
         events = whole.body.split(b"\n\n")[:-1]
-        assert len(events) >= 9
+        assert len(events) >= 6  # a slow machine joins the tokens of several steps
         for count, event in enumerate(events[:-1], 1):
             last = event.split(b"\n")[0].removeprefix(b"id: ").decode()
             rest = await gateway.request(
