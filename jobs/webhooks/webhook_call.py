@@ -30,7 +30,9 @@ log = structlog.get_logger()
 
 CALL_SECONDS = 20.0  # from the resolver's question to the end of the answer's head
 _MAX_HEAD = 65_536
-_RESOLVERS = 32  # threads: names whose servers do not answer keep one each for some seconds
+# Threads: names whose servers do not answer keep one each for some seconds. So many that the
+# endpoints of a few tenants do not take all of them
+_RESOLVERS = 256
 _REFUSED = "the host is not one to which webhooks may be sent"
 
 
