@@ -11,6 +11,7 @@ from api.schemas.fields import (
     Ignored,
     JsonObject,
     OnlyFalse,
+    OnlyNull,
     OnlyNullOrEmpty,
     OnlyValues,
     describe_value,
@@ -65,6 +66,7 @@ class ToolUseBlock(Body):
     name: str
     input: JsonObject
     caller: Ignored = None
+    toolset_name: OnlyNull = None
     cache_control: Ignored = None
 
     def to_call(self) -> JsonBody:

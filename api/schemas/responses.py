@@ -99,6 +99,9 @@ class FunctionCallItem(Body):
     id: Ignored = None
     status: Ignored = None
     parsed_arguments: Ignored = None
+    caller: OnlyNull = None
+    namespace: OnlyNull = None
+    async_: OnlyNull = None  # as the SDK's `model_dump` spells it
 
 
 class FunctionOutputItem(Body):

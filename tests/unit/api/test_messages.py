@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
+from anthropic.types import TextBlock, ToolUseBlock
 
 from api.endpoints.completion_endpoint import CHAT, AnswerHead
 from api.messages import message_errors
@@ -46,6 +47,21 @@ def test_turns_of_one_role_are_one() -> None:
         {"role": "system", "content": [part("brief")]},
         {"role": "user", "content": [part("hi"), part("there")]},
     ]
+
+
+def test_blocks_go_back_as_the_sdk_dumps_them() -> None:
+    """With every field that its classes have, as null."""
+    said = TextBlock(type="text", text="I look.")
+    use = ToolUseBlock(type="tool_use", id="c1", name="look", input={})
+    turn = {"role": "assistant", "content": [said.model_dump(), use.model_dump()]}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "a mill"}
+    roles = [
+        message["role"]
+        for message in chat(
+            messages=[HI, turn, {"role": "user", "content": [result]}]
+        ).template_messages
+    ]
+    assert roles == ["user", "assistant", "tool"]
 
 
 def test_calls_and_results_are_those_of_a_chat() -> None:

@@ -4,6 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
 
 from api.batches.batch_line import BatchLine, parse_body, render_result, to_submission
 from api.openai_bodies import JsonBody
@@ -64,6 +69,20 @@ def test_items_become_messages_of_a_chat() -> None:
     assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert (tool["tool_call_id"], tool["content"]) == ("c", "sunny")
     assert chat.offered_names == {"f"}
+
+
+def test_items_go_back_as_the_sdk_dumps_them() -> None:
+    """With every field that its classes have, as null."""
+    text = ResponseOutputText(annotations=[], text="I look.", type="output_text")
+    said = ResponseOutputMessage(
+        id="m", role="assistant", status="completed", type="message", content=[text]
+    )
+    call = ResponseFunctionToolCall(
+        arguments="{}", call_id="c", name="f", type="function_call", id="i", status="completed"
+    )
+    body = request(input=[said.model_dump(), call.model_dump()])
+    stored = parse(ResponseRequest, body.model_dump(by_alias=True, exclude_unset=True))
+    assert [item.type for item in stored.input] == ["message", "function_call"]
 
 
 def test_options_are_those_of_the_chat() -> None:
