@@ -5,6 +5,7 @@ import time
 from asyncio import Event
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -27,7 +28,7 @@ from streams import messages, subjects
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.pull_loop import Delivery
 from streams.errors import BrokerUnavailable
-from streams.headers import Envelope
+from streams.headers import MESSAGE_ID, Envelope
 from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord, Record, Request, TokenUsage
 from streams.records import dead_letters
@@ -259,12 +260,11 @@ class Attempt:
             return None
         before = await self._token_log.claim(identity.model, identity.version, identity.worker)
         self._number = before.attempts + 1
+        if before.terminal is None and (end := await self._read_stored_end()):
+            await self._token_log.append(end)
+            before = replace(before, records=[*before.records, end])
         if before.terminal is not None:
             await self._repeat_ledger_record(before)
-            return None
-        if end := await self._read_stored_end():  # only what follows it is missing
-            await self._token_log.append(end)
-            await write_ledger_record(self._broker, self._ledger_record(end, self._number))
             return None
         kept = LogContents() if before.is_truncated else before
         self._tokens, self._rows, self._characters = len(kept.tokens), kept.rows, len(kept.text)
@@ -280,8 +280,13 @@ class Attempt:
             return await self._store_outputs()
 
     async def _read_stored_end(self) -> Record | None:
-        """The terminal that an earlier delivery of the work has stored; None if there is none."""
-        if self._stored_end is None or self.delivery.num_delivered == 1:
+        """Return the terminal for which an earlier delivery of the work has stored an end, if any.
+
+        Work that a dispatcher has put back into the queue is another message, with another id.
+        """
+        message_id = self.delivery.headers.get(MESSAGE_ID)
+        is_first = self.delivery.num_delivered == 1 and message_id == self.envelope.request_id
+        if self._stored_end is None or is_first:
             return None
         return await self._stored_end.read_end()
 

@@ -37,7 +37,8 @@ class JobItem:
     ) -> Mapping[str, Any]:
         """Store how the line ends, given its token log's packed records. Idempotent.
 
-        Returns the terminal. Raises `BrokerUnavailable`, or `StoreRefused` if there is no room.
+        Returns the terminal that counts: that of the line's result, if it has one already. Raises
+        `BrokerUnavailable`, or `StoreRefused` if there is no room.
         """
         result = build_result(
             self._envelope.request_id,
@@ -46,5 +47,5 @@ class JobItem:
             [messages.unpack_record(each) for each in packed],
             terminal,
         )
-        await store_result(self._broker, self._envelope.tenant, self._ref, result)
-        return terminal
+        is_first = await store_result(self._broker, self._envelope.tenant, self._ref, result)
+        return terminal if is_first else await self.read_end() or terminal

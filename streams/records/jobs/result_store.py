@@ -13,8 +13,8 @@ from streams.records.part_messages import join_parts, store_once
 log = structlog.get_logger()
 
 
-async def store_result(broker: Broker, tenant: str, item: ItemRef, result: ItemResult) -> None:
-    """Store how an item ended, unless it has a result already. Idempotent.
+async def store_result(broker: Broker, tenant: str, item: ItemRef, result: ItemResult) -> bool:
+    """Store how an item ended; return False if it has a result already. Idempotent.
 
     A failure that may pass, at a try that is not the last, is stored as that of the try alone.
     Raises `BrokerUnavailable`, or `StoreRefused` if RESULTS has no room.
@@ -23,7 +23,7 @@ async def store_result(broker: Broker, tenant: str, item: ItemRef, result: ItemR
     if result.never_ran or (result.may_pass and not item.is_last):
         subject = subjects.failed_try(tenant, item.job, item.index, item.attempt)
     parts = subjects.result(tenant, item.job, item.index)
-    await store_once(broker, subject, parts, result.pack())
+    return await store_once(broker, subject, parts, result.pack())
 
 
 async def read_result(broker: Broker, tenant: str, job: str, index: int) -> ItemResult | None:

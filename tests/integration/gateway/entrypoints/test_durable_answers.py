@@ -13,7 +13,7 @@ from nats.aio.client import Client
 import dispatcher.service
 from gateway.admission import answer_space
 from gpu_worker.attempt.attempt import Attempt
-from streams import messages, topology
+from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable
 from streams.records.token_log import TokenLog
@@ -160,7 +160,7 @@ async def test_a_wrong_wish_is_refused(
 async def test_a_worker_that_died_behind_its_answer_computes_nothing_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is delivered again has its answer: only the terminal and the ledger are missing."""
+    """Only the terminal and the ledger are missing, which tells of the attempt that answered."""
     appended, append = [], TokenLog.append
 
     async def lose_the_first(self: TokenLog, record: Any, *rest: Any) -> None:
@@ -184,6 +184,16 @@ async def test_a_worker_that_died_behind_its_answer_computes_nothing_again(
         assert len(added) == 1
         assert len(appended) == 2
         assert text_of(next(iter(p.replies.values()))) == (await read_back(nats_url, "a"))["text"]
+        async with connect(nats_url, "test") as broker:
+            await eventually(lambda: _is_billed(broker))
+            (stored,) = await broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS)
+        record = messages.LedgerRecord.unpack(stored.data)
+        assert record.attempts == 1
+        assert record.accepted < record.first <= record.finished
+
+
+async def _is_billed(broker: Broker) -> bool:
+    return bool(await broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS))
 
 
 async def test_a_stored_answer_is_repeated_when_its_log_is_gone(nats_url: str) -> None:
