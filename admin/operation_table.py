@@ -105,7 +105,7 @@ class CredentialsArguments(TenantNameArguments):
 
 
 class KeyLimits(QuotaSettings):
-    """What limits a managed API key, beside its scopes: quotas, models, networks, expiry, rates."""
+    """Limits of a managed API key beside its scopes: quotas, models, networks, expiry, rates."""
 
     models: tuple[str, ...] = Field((), description="models that it may use; none: all")
     networks: tuple[Network, ...] = Field((), description="CIDRs; none: from everywhere")

@@ -64,7 +64,7 @@ FIGURES = (
 
 @dataclass
 class Seen:
-    """What was seen of a batch while it ran; times are of the monotonic clock, in seconds."""
+    """Observations of a batch while it ran; times are of the monotonic clock, in seconds."""
 
     first: float = 0.0
     last: float = 0.0

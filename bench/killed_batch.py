@@ -84,7 +84,7 @@ async def _run_batch(up: MillstreamUp) -> Run:
 
 
 def _victims() -> Iterator[tuple[str, int]]:
-    """What is killed: a word of a command line, and how many of those were killed before."""
+    """Process to kill: a word of its command line, and how many of those were killed before."""
     seen: Counter[str] = Counter()
     for word in itertools.cycle(KILLED):
         yield word, seen[word]

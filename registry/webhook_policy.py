@@ -34,7 +34,7 @@ class WebhookRefused(MillstreamError):
 
 
 class WebhookTarget(NamedTuple):
-    """Where a webhook is posted: over TLS or not, to which host and port, and what is asked for."""
+    """Place to which a webhook is posted: over TLS or not, host, port and path."""
 
     is_tls: bool
     host: str

@@ -45,7 +45,7 @@ class ModelShare:
 
 @dataclass
 class InputEstimate:
-    """What an input may take; lines that its endpoint would refuse count as lines alone.
+    """Most that an input may take; lines that its endpoint would refuse count as lines alone.
 
     `result_bytes` is an upper bound of what its results take in RESULTS.
     """

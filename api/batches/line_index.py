@@ -20,7 +20,7 @@ CHUNK_BYTES = 1024 * _ENTRY.size
 
 @dataclass(frozen=True, slots=True)
 class LinePlace:
-    """Where a line is in its file: `offset` is where it begins, `end` where the next does."""
+    """Place of a line in its file: it begins at `offset`, and the next one at `end`."""
 
     index: int
     offset: int

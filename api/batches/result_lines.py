@@ -106,7 +106,7 @@ def _render(
 
 
 def _unrun_error(batch: Batch) -> dict[str, str]:
-    """What is said of lines that did not end before the batch did."""
+    """Return the error of lines that did not end before the batch did."""
     if batch.errors:
         return {name: batch.errors[0][name] for name in ("code", "message")}
     return BATCH_EXPIRED if batch.ran_late else BATCH_CANCELLED

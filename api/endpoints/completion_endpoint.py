@@ -28,7 +28,7 @@ CompletionBody = CompletionRequest | ChatRequest
 
 @dataclass(frozen=True)
 class AnswerHead:
-    """What is known of one choice of an answer before its text.
+    """Facts of one choice of an answer that are known before its text.
 
     `request_id` is that of the whole answer, `created` is in epoch seconds, and `index` is the
     choice's place in the answer.
@@ -41,7 +41,7 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """How one endpoint tells a generated answer, whole or as server-sent events."""
+    """Form in which one endpoint tells a generated answer, whole or as server-sent events."""
 
     def choice_of(
         self,
@@ -59,7 +59,7 @@ class AnswerFormat(Protocol):
 
     @property
     def build_body(self) -> Callable[[str, str, int, Sequence[JsonBody], Usage], JsonBody]:
-        """What makes a whole answer of request id, model, time, choices and usage."""
+        """Makes a whole answer of request id, model, time, choices and usage."""
 
     def start_events(
         self, body: CompletionBody, parser: ToolParser | None, head: AnswerHead

@@ -76,7 +76,7 @@ class ToolUseBlock(Body):
 
 
 class ToolResultBlock(Body):
-    """What a tool has returned, in a message of the user's."""
+    """Result of a tool, in a message of the user's."""
 
     type: Literal["tool_result"]
     tool_use_id: str

@@ -24,7 +24,7 @@ PING = encode_event("ping")
 
 
 class MessageFormat:
-    """How /v1/messages tells an answer; satisfies `AnswerFormat`."""
+    """Form in which /v1/messages tells an answer; satisfies `AnswerFormat`."""
 
     def choice_of(
         self,

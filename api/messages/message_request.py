@@ -41,7 +41,7 @@ NoThinking = Annotated[Any, OnlyValues(None, {"type": "disabled"})]
 
 
 class MessageToolChoice(Body):
-    """Whether the answer must call a tool, and which."""
+    """Choice of whether the answer must call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -84,7 +84,7 @@ class OutputConfig(Body):
 
 
 class Metadata(Body):
-    """What the client says of a request beside the conversation."""
+    """Facts that the client tells of a request beside the conversation."""
 
     user_id: str | None = None
 

@@ -38,7 +38,7 @@ def response_not_found(told: str) -> NotFound:
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """What stays the same of a response, whatever becomes of it. `created_at` is epoch seconds."""
+    """Facts of a response that never change. `created_at` is in epoch seconds."""
 
     id: str  # without its prefix
     created_at: int
@@ -52,7 +52,7 @@ class ResponseHead:
 
 @dataclass(frozen=True)
 class ResponseEnd:
-    """How a response ended. `usage` is None unless it was completed, or cut at a limit."""
+    """End of a response. `usage` is None unless it was completed, or cut at a limit."""
 
     status: Status
     usage: Usage | None = None

@@ -23,7 +23,7 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class BatchOptions(Body):
-    """How a batch is to run: how long it may take, and when.
+    """Options of a batch: how long it may take, and when it runs.
 
     `not_before`, in epoch seconds, delays it. `run_between` are two times of day in `time_zone`
     between which lines are published.

@@ -32,7 +32,7 @@ class CreateWebhookEndpoint(Body):
 
 
 class UpdateWebhookEndpoint(Body):
-    """What is to change of an endpoint; `enabled` is ours."""
+    """Changes of an endpoint; `enabled` is ours."""
 
     name: EndpointName | None = None
     url: Url | None = None
@@ -41,12 +41,12 @@ class UpdateWebhookEndpoint(Body):
 
 
 class RotateWebhookSecret(Body):
-    """Whether the old secret still signs for a day."""
+    """Option of a rotation: the old secret may sign for another day."""
 
     keep_old_secret_active_for_24_hours: bool = False
 
 
 class TestWebhookEndpoint(Body):
-    """Of which type the sample event is."""
+    """Type of the sample event."""
 
     event_type: EventName

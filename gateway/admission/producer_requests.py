@@ -24,7 +24,7 @@ _DURABLE = "-durable"  # of the digest: a request either has a durable answer or
 
 @dataclass(frozen=True)
 class ReplyWish:
-    """What a producer wants of the replies to its submission.
+    """Form of replies that a producer wants to its submission.
 
     `key` is its own id of the request, `answer_key` the same, escaped, if it wants a durable
     answer.

@@ -236,7 +236,7 @@ def _idempotency_key(delivery: Delivery) -> str:
 
 
 def _parse_wish(delivery: Delivery) -> ReplyWish:
-    """What a submission's headers ask of its replies; raises `BadRequest` for wrong ones."""
+    """Return what a submission's headers ask of its replies; raises `BadRequest` for wrong ones."""
     return ReplyWish(
         _idempotency_key(delivery),
         _reply_route(delivery),
@@ -246,7 +246,7 @@ def _parse_wish(delivery: Delivery) -> ReplyWish:
 
 
 def _guess_wish(delivery: Delivery) -> ReplyWish:
-    """What can be told of it if the headers are perhaps what is wrong: where it is, the default."""
+    """Return the wish as far as it can be read, where a header may be wrong."""
     wish = ReplyWish(_idempotency_key(delivery), DEFAULT_ROUTE)
     with suppress(BadRequest):
         wish = replace(wish, route=_reply_route(delivery))

@@ -9,7 +9,7 @@ from streams.records.jobs.item_results import ItemResult
 
 @dataclass
 class PageCounts:
-    """What one page of RESULTS adds to a batch's record, which is large to copy for each line."""
+    """Counts that one page of RESULTS adds to a batch's record, which is large to copy."""
 
     results: list[ItemResult] = field(default_factory=list)
     stored_bytes: int = 0

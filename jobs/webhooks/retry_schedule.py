@@ -1,4 +1,4 @@
-"""When a webhook is tried again: ten attempts over three days, with jitter. Pure."""
+"""Schedule of attempts at a webhook: ten over three days, with jitter. Pure."""
 
 from collections.abc import Sequence
 

@@ -38,7 +38,7 @@ _REFUSED = "the host is not one to which webhooks may be sent"
 
 @dataclass(frozen=True)
 class WebhookAnswer:
-    """What an endpoint has answered: its status, and for how many seconds it asks to be left alone.
+    """Answer of an endpoint: its status, and for how many seconds it asks to be left alone.
 
     Without an answer `status` is None, and `error` says why.
     """
@@ -127,7 +127,7 @@ def _encode(target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> b
 
 
 class _HttpHead:
-    """What httptools tells of an answer; interim ones (1xx) are passed over."""
+    """Collects what httptools tells of an answer; interim ones (1xx) are passed over."""
 
     def __init__(self) -> None:
         self.parser = httptools.HttpResponseParser(self)

@@ -36,7 +36,7 @@ class ListKeysSettings(AdminClientSettings):
 
 
 class KeyLimitFlags(AdminClientSettings, QuotaSettings):
-    """What limits a key, beside its scopes."""
+    """Limits of a key beside its scopes."""
 
     model: tuple[str, ...] = Field(
         (), description="model that it may use; repeatable, none: all", json_schema_extra=FLAG_ONLY

@@ -222,7 +222,7 @@ async def pull_one(broker: Broker, stream: str, consumer: str) -> Delivery | Non
 
 
 def _status(msg: Msg) -> str | None:
-    """What the broker says itself; a delivery has a subject for its acknowledgement.
+    """Return the status that the broker tells itself; None for a delivery, which has a reply.
 
     A stored message may have a header `Status` of its own.
     """

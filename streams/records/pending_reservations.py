@@ -33,7 +33,7 @@ class PendingReservation:
 
     @property
     def account(self) -> Account:
-        """What was reserved, and on which counters."""
+        """Amounts that were reserved, and their counters."""
         return Account.unpack(self.packed_account)
 
 

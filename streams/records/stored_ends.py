@@ -11,7 +11,7 @@ from streams.records.jobs.job_item import JobItem
 
 
 class StoredEnd(Protocol):
-    """What is stored once, before the terminal, by whoever ends a request.
+    """Record that whoever ends a request stores once, before the terminal.
 
     Both methods raise `BrokerUnavailable`, and storing `StoreRefused` if there is no room.
     """

@@ -149,7 +149,7 @@ IsSettled = Callable[[], Awaitable[bool]]
 
 
 async def never_settled() -> bool:
-    """Whether a request has a result, of requests that have none."""
+    """Return False: the end of most requests is stored in their log alone."""
     return False
 
 

@@ -152,7 +152,7 @@ class StoreAudit:
 
 
 def _is_left_over(subject: str, promise: Promise) -> bool:
-    """Whether a subject is of what the adversary has submitted as a tenant, in another attack.
+    """Return whether the adversary has submitted this as a tenant, in another attack.
 
     It is delivered, refused and answered while later attacks run.
     """

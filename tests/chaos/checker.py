@@ -167,7 +167,7 @@ def accepted_in_the_end(story: IndexedHistory) -> Violations:
 
 
 def produced_once(story: IndexedHistory) -> Violations:
-    """What the broker stored for a producer, however often, is one request (1).
+    """A submission that a producer stored, however often, is one request (1).
 
     A producer that has missed all replies has none of what others have; its log has it. Not where
     records were wiped.
@@ -302,7 +302,7 @@ def _ids(streams: Iterable[ObservedRequest]) -> set[str]:
 
 
 def _unheard_wrong(stream: ObservedRequest, log: StoredLog, story: IndexedHistory) -> str:
-    """What is wrong with the log of a request of which its producer has heard nothing."""
+    """Return what is wrong with the log of a request of which its producer has heard nothing."""
     text, words = "".join(text for _, _, text in log.chunks), stream.submitted.words
     if log.terminals == ["length"] and log.request_id in story.complete_logs:
         return "" if text == "".join(words) else f"another text in its log: …{text[-40:]!r}"

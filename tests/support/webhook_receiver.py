@@ -46,7 +46,7 @@ class WebhookReceiver:
 
     @property
     def ids(self) -> Counter[str]:
-        """How often each webhook came, by its id."""
+        """Number of times that each webhook came, by its id."""
         return Counter(each.id for each in self.received)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

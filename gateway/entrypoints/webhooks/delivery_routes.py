@@ -1,4 +1,4 @@
-"""What was sent to a webhook endpoint: a test of it, the log of deliveries, and once more.
+"""Routes of deliveries to a webhook endpoint: a test, the log, and sending one again.
 
 A test is OpenAI's; the log and redelivery are ours. This gateway calls nobody: it stores what is to
 be sent, and a jobs service sends it.

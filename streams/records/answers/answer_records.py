@@ -1,4 +1,4 @@
-"""What a durable answer is: the terminal of a request, with all of its output. Pure.
+"""Durable answers: the terminal of a request, with all of its output. Pure.
 
 It is a map as replies are, with `type` `done` or `error` and the fields of such a record. It also
 has `id` and `digest` (of the submission), `request_id`, `ended` (epoch milliseconds), and what of

@@ -1,4 +1,4 @@
-"""What tenants' own servers are told of: events, each stored once, and their deliveries.
+"""Events of which tenants' own servers are told, each stored once, and their deliveries.
 
 events            what has happened to which object, and the JSON that is sent
 event_outbox      stores an event, whoever notes it and how often

@@ -45,7 +45,7 @@ class DeliveryAttempt:
 
 @dataclass(frozen=True)
 class WebhookDelivery:
-    """What is known of one event and one endpoint.
+    """Record of one event and one endpoint.
 
     `body` is what is posted, each time the same. The next attempt is due at `due_at`, in epoch
     seconds; `tries` have been made since the delivery began or was asked for again, and `attempts`

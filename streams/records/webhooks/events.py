@@ -10,7 +10,7 @@ from streams import subjects
 
 
 class EventType(StrEnum):
-    """What has happened: OpenAI's names, and one of ours."""
+    """Types of events: OpenAI's names, and one of ours."""
 
     BATCH_COMPLETED = "batch.completed"
     BATCH_FAILED = "batch.failed"

@@ -1,4 +1,4 @@
-"""What a dead gateway had reserved comes back, once, and never what was used."""
+"""Reservations of a dead gateway come back, once, and never what was used."""
 
 import asyncio
 import time
@@ -140,7 +140,7 @@ async def left(nats_url: str) -> AsyncIterator[Left]:
 
 
 async def recover(left: Left) -> None:
-    """As often as it takes to be sure; again and again it changes nothing more."""
+    """Look several times, as gateways do; further looks change nothing more."""
     recovery = ReservationRecovery(left.broker)
     for _ in range(5):
         await recovery.recover()
@@ -153,7 +153,7 @@ async def test_several_give_back_once(left: Left) -> None:
 
 
 async def test_what_is_queued_stays_counted(left: Left) -> None:
-    """However late it ends: it is still settled from its whole reservation."""
+    """A request that ends late is still settled from its whole reservation."""
     lane = Lane("acme", "mock", Priority.STANDARD)
     stored = await left.broker.store(subjects.request(lane), b"", {MESSAGE_ID: "r1"})
     await recover(left)
@@ -184,7 +184,7 @@ async def test_a_forged_record_lowers_no_counter(left: Left, data: bytes) -> Non
 
 
 async def test_a_record_that_is_exported_and_removed_settles_still(left: Left) -> None:
-    """Nobody can tell any more whether there was one, so what is counted stays."""
+    """The count stays, since nobody can tell any more whether there was a record."""
     await left.end(left.pending.reserved_ms, used=7)
     await left.broker.js.purge_stream(topology.LEDGER)
     await recover(left)

@@ -66,7 +66,7 @@ async def test_a_stream_is_a_loop_over_its_chunks(nats_url: str) -> None:
 
 
 async def test_the_stop_string_that_came_is_named(nats_url: str) -> None:
-    """Of several the one that ended the text; None where none did."""
+    """`stop_sequence` is the one of several that ended the text; None where none did."""
     async with cell(nats_url) as (gateway,), a_client(gateway) as client:
         asked: dict[str, Any] = {"model": "mock", "prompt": "hello", "max_tokens": 20, "seed": 1}
         word = (await whole(gateway, "hello", 20)).split()[3]

@@ -28,7 +28,7 @@ async def events(broker: Broker) -> list[tuple[str, str]]:
 
 
 async def test_each_end_of_a_batch_is_an_event(nats_url: str) -> None:
-    """Of the batch as clients know it, when its last status can be read."""
+    """The event names the batch as clients know it, when its last status can be read."""
     async with jobs_cell(nats_url) as client, connect(nats_url, "test") as broker:
         done = await ended(client, await submit(client, [chat_line(0)]))
         wrong = await ended(client, await submit(client, [b"no line\n"]))

@@ -1,4 +1,4 @@
-"""What a batch may be asked beside what OpenAI has: its room, its hours, estimates and retries."""
+"""Options of batches beside OpenAI's: room, hours, estimates and retries."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -112,7 +112,7 @@ async def test_a_batch_is_estimated_before_it_runs(nats_url: str) -> None:
 
 
 async def test_a_batch_runs_in_its_hours_alone(nats_url: str) -> None:
-    """Nothing is published before; hours that its window does not reach are refused."""
+    """No line is published before; hours that its window does not reach are refused."""
     async with jobs_cell(nats_url) as client:
         now = datetime.now(UTC)
         later = [f"{now + timedelta(hours=h):%H:%M}" for h in (3, 4)]
@@ -139,7 +139,7 @@ async def test_a_batch_runs_in_its_hours_alone(nats_url: str) -> None:
 
 
 async def test_another_tenants_batch_and_file_are_not_found(nats_url: str) -> None:
-    """As if there were none, by whatever path they are asked for."""
+    """Every path answers as if there were none."""
     async with jobs_cell(nats_url) as client:
         batch = await ended(client, await submit(client, [chat_line(0, model="nobody")]))
         other = client.with_options(api_key=OTHER_KEY)

@@ -315,7 +315,7 @@ async def test_a_record_that_cannot_be_read_holds_no_other_batch_up(nats_url: st
 
 
 async def test_files_of_an_ended_batch_are_written_again_as_they_were(nats_url: str) -> None:
-    """Whoever wrote them may die before the batch says so; the next one does the same."""
+    """The service that wrote them may die before the batch says so; the next one does the same."""
     async with jobs_cell(nats_url) as client, connect(nats_url, "test") as broker:
         told = await ended(client, await submit(client, [chat_line(0)]))
         (batch,) = await BatchStore(broker).list_of("acme")

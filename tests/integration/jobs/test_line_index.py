@@ -26,7 +26,7 @@ async def store_index(broker: Broker, count: int) -> StoredFile:
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 30_000])
 async def test_every_line_is_found_by_its_id(nats_url: str, count: int) -> None:
-    """Whichever chunk has it; of an id that no line has, nothing is found."""
+    """A line is found in any chunk; an id that no line has is not."""
     async with gateways(nats_url), connect(nats_url, "test") as broker:
         index, files = await store_index(broker, count), FileStore(broker)
         for i in range(0, count, max(1, count // 200)):

@@ -92,13 +92,13 @@ async def started(home: Path, count: int) -> AsyncIterator[AccountsCell]:
 
 
 async def has_leader(cell: AccountsCell) -> bool:
-    """Whether the servers of a cell place streams."""
+    """Return whether the servers of a cell place streams."""
     async with cell.connected(cell.directory.sign_owner(STORES[0], "test", 60)) as client:
         return await places_streams(client, len(cell.nodes))
 
 
 async def places_streams(client: Client, replicas: int) -> bool:
-    """Whether servers that have just started have elected a leader, and know each other."""
+    """Return whether servers that have just started have a leader, and know each other."""
     config = StreamConfig("PROBE", storage=StorageType.MEMORY, num_replicas=replicas)
     with suppress(nats.errors.Error, APIError):
         await client.jetstream().add_stream(config)
@@ -111,7 +111,7 @@ def url_of(cell: AccountsCell) -> str:
 
 
 def given(cell: AccountsCell, folder: Path, **options: Any) -> dict[str, Any]:
-    """What both commands are given for a cell."""
+    """Options that both commands are given for a cell."""
     keys = cell.directory.path
     return {"nats": url_of(cell), "broker_keys": keys, "folder": folder, **options}
 
@@ -225,7 +225,7 @@ async def submit(producer: AccountClient) -> int:
 
 
 def forget_everything(cell: AccountsCell) -> None:
-    """What the nodes have stored, and have been told of accounts, is gone; they start again."""
+    """Start the nodes again without what they have stored, or know of accounts."""
     for number, node in enumerate(cell.nodes):
         node.wipe()
         cell.lose_accounts(number)
@@ -247,7 +247,7 @@ async def judge_ledger(url: str) -> None:
 async def test_a_cluster_gets_accounts_by_a_planned_stop(
     plain: PlainCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As docs/backup.md says, with all that a serving cell has stored; nothing is lost."""
+    """The steps of docs/backup.md lose nothing of what a serving cell has stored."""
     client = await nats.connect(plain.nodes[0].url)
     await eventually(lambda: places_streams(client, 3))
     await client.close()
@@ -279,7 +279,7 @@ async def test_a_cluster_gets_accounts_by_a_planned_stop(
 async def test_a_cell_with_accounts_is_restored_with_its_tenants(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both stores, and the accounts of tenants, whose credentials stay as they are."""
+    """Both stores come back, and tenants' accounts, whose credentials stay as they are."""
     folder = tmp_path / "backup"
     async with started(tmp_path / "cell", 3) as cell:
         async with admin_of(cell) as client:

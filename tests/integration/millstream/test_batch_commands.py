@@ -93,7 +93,7 @@ async def test_a_batch_that_cannot_begin_says_why(nats_url: str, tmp_path: Path)
 async def test_a_file_is_estimated_and_its_failed_lines_are_retried(
     nats_url: str, tmp_path: Path
 ) -> None:
-    """Both before and after it runs; hours are two times of day."""
+    """An estimate needs no run; hours are two times of day."""
     source = tmp_path / "in.jsonl"
     source.write_bytes(to_file([chat_line(0), chat_line(1, model="nobody")])[1])
     async with cell(nats_url) as (gateway,), running(jobs.service, jobs_settings(nats_url)):

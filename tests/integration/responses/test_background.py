@@ -65,7 +65,7 @@ async def events_from(
 
 
 async def purge_logs(broker: Broker) -> None:
-    """As their age does."""
+    """Remove token logs, as their age would."""
     await broker.purge(topology.token_stream_name(0), None, 0)
 
 

@@ -73,7 +73,7 @@ async def test_a_stream_goes_on_when_gateway_and_jobs_are_killed(
 async def test_a_queued_response_is_run_by_the_next_jobs_service(
     nats_url: str, tmp_path: Path
 ) -> None:
-    """Whatever the killed one had done of it; it is answered once."""
+    """It is answered once, whatever the killed one had done of it."""
     await register(nats_url)
     async with (
         gateways(nats_url) as (gateway,),

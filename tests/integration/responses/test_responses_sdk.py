@@ -132,7 +132,7 @@ async def test_instructions_are_not_inherited(nats_url: str) -> None:
 
 
 async def test_a_conversation_that_is_too_long_loses_its_beginning(nats_url: str) -> None:
-    """Where the client wants that, else it is refused."""
+    """Items are dropped if the client wants that; else the request is refused."""
     async with cell(nats_url) as (gateway,), sdk(gateway) as client:
         asked: Any = [{"role": "user", "content": str(turn) * 4000} for turn in range(5)]
         made = await client.responses.create(

@@ -60,7 +60,7 @@ async def put(broker: Broker, *payloads: bytes) -> None:
 
 
 async def test_a_message_may_have_a_status_of_its_own(broker: Broker) -> None:
-    """Whoever writes to a stream chooses headers: none hides what comes behind, nor ends a pull."""
+    """A writer chooses its headers: none hides what comes behind, nor ends a pull."""
     taker = Taker(broker)
     async with taker.running():
         for status in ("100", "204", "404", "409"):

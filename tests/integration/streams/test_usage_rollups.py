@@ -176,7 +176,7 @@ def test_days_are_checked(start: str, end: str) -> None:
 
 
 async def test_what_cannot_be_read_ends_nobody(broker: Broker) -> None:
-    """Whoever adds up may write anything: it is added up anew from the ledger."""
+    """A roll-up may hold anything: it is added up anew from the ledger."""
     await write(broker, [record(number) for number in range(8)])
     rollups = UsageRollups(broker)
     through = await rollups.roll_up()
@@ -194,7 +194,7 @@ async def test_what_cannot_be_read_ends_nobody(broker: Broker) -> None:
 
 
 async def test_a_forged_record_is_left_out(broker: Broker) -> None:
-    """Whoever may write records of the ledger may write anything: sums are of the others."""
+    """A record of the ledger may hold anything: sums are of the others."""
     forged: list[dict[str, Any]] = [
         {"accepted": 10**17},
         {"accepted": -(10**17)},

@@ -1,4 +1,4 @@
-"""What an answer may take is bounded by what its line asks for."""
+"""Bytes of an answer are bounded by what its line asks for."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ CHAT = "/v1/chat/completions"
     ],
 )
 def test_log_probabilities_take_more_than_text(body: dict[str, Any], for_each_token: int) -> None:
-    """Whatever form the endpoint has for them."""
+    """Log probabilities are counted in any form in which an endpoint takes them."""
     line = BatchLine("x", CHAT, body)
     assert answer_bytes(line, mock_model("mock"), 10) == 10 * for_each_token
 

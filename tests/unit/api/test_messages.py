@@ -41,7 +41,7 @@ def test_the_user_is_that_of_the_metadata() -> None:
 
 
 def test_turns_of_one_role_are_one() -> None:
-    """As at Anthropic's; many chat templates refuse them otherwise."""
+    """Anthropic joins them, too; many chat templates refuse them otherwise."""
     messages = [HI, {"role": "user", "content": [part("there")]}]
     assert chat(messages=messages, system="brief").template_messages == [
         {"role": "system", "content": [part("brief")]},

@@ -151,7 +151,7 @@ def test_what_is_wrong_is_refused_by_name(change: dict[str, Any], field: str) ->
 
 @pytest.mark.parametrize("told", ["", "resp_", ID, "resp_x", f"resp_{ID}0", f"resp_{ID}\n"])
 def test_what_is_no_id_is_not_found(told: str) -> None:
-    """Nobody asks the broker for it."""
+    """The broker is not asked for it."""
     assert parse_response_id(response_id(ID)) == ID
     with pytest.raises(NotFound):
         parse_response_id(told)
@@ -247,7 +247,7 @@ async def fitted(limit: int, count: int) -> list[str]:
 
 
 async def test_what_is_too_long_loses_its_beginning() -> None:
-    """As little as must go, up to a message of a user; instructions stay."""
+    """The fewest items go, up to a message of a user; instructions stay."""
     assert len(await fitted(100, 8)) == 18
     assert await fitted(5, 8) == ["be kind", "user 7", "assistant 7", "last"]
     assert (await fitted(7, 8))[1] == "user 6"
@@ -257,7 +257,7 @@ async def test_what_is_too_long_loses_its_beginning() -> None:
 
 
 def test_the_input_is_listed_as_items() -> None:
-    """Each with an id, whichever way it was written."""
+    """Each item has an id, in any form in which it was written."""
     items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     first, second = input_item_objects(head(input=items))
     assert (first["id"], first["type"]) == (f"item_{ID}_0", "message")

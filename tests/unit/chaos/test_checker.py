@@ -225,7 +225,7 @@ def test_a_producer_may_miss_all_replies() -> None:
 
 
 def test_a_batch_may_be_lost_with_the_store_alone() -> None:
-    """Where stored records were wiped nobody knows of it, or its lines are not billed."""
+    """A wiped store may know nothing of it, or may not bill its lines."""
     wiped = with_event_changed(first_event(RunStarted, "made"), wipes=True)(GOOD_HISTORY)
     gone = with_event_changed(BATCH_END, status="not found", answered=[], texts=[], failed=[])
     unknown = without_event(first_event(BatchTries, "batch"))

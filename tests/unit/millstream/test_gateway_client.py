@@ -1,4 +1,4 @@
-"""What answers that is no gateway, and a file of authorities that is none, are told as such."""
+"""A server that is no gateway, and a file of authorities that is none, are told as such."""
 
 import threading
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_an_answer_that_breaks_off_is_told() -> None:
 
 
 def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    """Which file, and why."""
+    """The error names the file, and why it is none."""
     missing = tmp_path / "none.pem"
     with pytest.raises(AuthorityUnreadable, match="none.pem cannot be used: No such file"):
         GatewayClient(GatewayClientSettings(ca=missing))

@@ -1,4 +1,4 @@
-"""Where webhooks may be sent: nowhere but to public addresses, unless a setting says so."""
+"""Webhooks go to public addresses alone, unless a setting says otherwise."""
 
 from ipaddress import ip_network
 
@@ -26,7 +26,7 @@ TARGET = WebhookTarget(True, "hooks.example.com", 443, "/")
     ],
 )
 def test_a_url_has_these_parts(url: str, wanted: WebhookTarget) -> None:
-    """What is asked for keeps its query."""
+    """The path keeps its query."""
     assert parse_webhook_url(url) == wanted
 
 
@@ -114,7 +114,7 @@ def test_a_network_of_the_setting_is_called_with_and_without_tls() -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "a.localhost", "127.1", "2130706433", "0x7f.1"])
 def test_this_machine_is_known_by_its_names(host: str) -> None:
-    """When an endpoint is created already."""
+    """Creation refuses it already."""
     target = parse_webhook_url(f"https://{host}/")
     with pytest.raises(WebhookRefused):
         PUBLIC.check_target(target)

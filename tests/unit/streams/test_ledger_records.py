@@ -107,7 +107,7 @@ def test_a_price_travels_in_a_header(price: PriceEntry) -> None:
     ],
 )
 def test_a_forged_record_is_recognised(fields: dict[str, object]) -> None:
-    """Who may write on a subject may write of its tenant and model, and only what adds up."""
+    """A record counts for the tenant and model of its subject, and only if it adds up."""
     subject = subjects.ledger("acme", "mock")
     data = record().pack()
     assert unpack_stored_record(subject, data) == record()

@@ -68,7 +68,7 @@ def test_a_rotation_keeps_the_old_key_for_a_day_or_not_at_all() -> None:
 
 
 def test_the_secrets_of_an_endpoint_are_bounded() -> None:
-    """However often it is rotated within a day."""
+    """Rotations within a day keep that many at most."""
     endpoint = ENDPOINT
     for key in KEYS:
         endpoint = endpoint.rotated(key, 1000, keeps_old=True)
@@ -76,7 +76,7 @@ def test_the_secrets_of_an_endpoint_are_bounded() -> None:
 
 
 def test_a_record_is_read_back_and_a_deleted_one_has_no_secret() -> None:
-    """So nothing that signs is left in the store."""
+    """The store keeps nothing that signs."""
     endpoint = ENDPOINT.rotated(KEYS[1], 1000, keeps_old=True)
     assert WebhookEndpoint.unpack(endpoint.pack(), 7) == replace(endpoint, revision=7)
     assert not any(key in endpoint.as_deleted().pack() for key in KEYS[:2])

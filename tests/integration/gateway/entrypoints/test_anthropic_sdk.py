@@ -83,7 +83,7 @@ async def test_the_events_of_a_message_come_in_anthropics_order(nats_url: str) -
 
 
 async def test_the_stop_sequence_that_came_is_named(nats_url: str) -> None:
-    """Of several the one that ended the text."""
+    """`stop_sequence` is the one of several that ended the text."""
     async with cell(nats_url) as (gateway,), sdk(gateway) as client:
         asked: Any = {"model": "mock", "max_tokens": 20, "messages": HI}
         word = text_of((await client.messages.create(**asked)).content).split()[3]
@@ -111,7 +111,7 @@ async def test_cached_tokens_are_counted_apart(nats_url: str) -> None:
 async def test_tools_are_called_and_told_their_results(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the SDK returned goes back as it is, with the results behind it."""
+    """Blocks that the SDK returned go back as they are, with the results behind them."""
     text = f"I look.\n{CALL}\n{CALL}"
     async with (
         fixed_text_gateway(nats_url, monkeypatch, text, HERMES) as gateway,
@@ -273,7 +273,7 @@ async def test_a_silent_stream_is_pinged(nats_url: str, monkeypatch: pytest.Monk
 
 
 async def test_a_stream_goes_on_behind_any_event(nats_url: str) -> None:
-    """Whatever was cut: both parts are the stream that was not."""
+    """Both parts of a stream that was cut anywhere are the stream that was not."""
     async with cell(nats_url) as (gateway,):
         body = {"model": "mock", "max_tokens": 5, "messages": HI, "stream": True}
         key = {"Idempotency-Key": "k"}

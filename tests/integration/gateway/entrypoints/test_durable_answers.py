@@ -237,7 +237,7 @@ async def forget(broker: Broker) -> None:
 async def test_requests_wait_while_answers_have_no_room(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that was accepted loses its answer; whoever purges what it has read goes on."""
+    """Accepted requests keep their answers; a producer that purges what it has read goes on."""
     monkeypatch.setattr(topology, "ANSWERS_BYTES", 4096)
     monkeypatch.setattr(answer_space, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(answer_space, "_RETRY_SECONDS", 0.2)

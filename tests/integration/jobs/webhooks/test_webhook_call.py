@@ -51,7 +51,7 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 async def test_a_name_is_resolved_once_and_that_address_is_called(
     resolve: Callable[..., list[str]],
 ) -> None:
-    """What the resolver would answer afterwards leads nowhere."""
+    """A later answer of the resolver leads nowhere."""
     asked = resolve("127.0.0.1", "10.0.0.1")
     async with webhook_receiver() as receiver:
         answer = await post(LOCAL, f"http://{NAME}:{receiver.port}/a?b=c")

@@ -182,7 +182,7 @@ async def test_the_end_of_a_batch_is_told_and_verified(nats_url: str) -> None:
 
 
 async def test_a_threshold_of_a_quota_is_told(nats_url: str) -> None:
-    """As an event of our own, with the amounts."""
+    """The event is one of our own, with the amounts."""
     async with webhook_cell(nats_url) as cell, webhook_receiver() as receiver:
         await cell.client.webhooks.create(name="q", url=receiver.url, event_types=THRESHOLD)
         reached = QuotaThreshold("acme", "tenant", "tokens_per_day", "2026-11-28", 80, 100, 81)
@@ -366,7 +366,7 @@ async def test_what_cannot_be_read_stops_nothing_else(
 
 
 async def test_a_url_that_would_not_be_called_is_refused(nats_url: str) -> None:
-    """When the endpoint is created, by the text alone; nothing is called from a gateway."""
+    """Creation refuses it by its text alone; a gateway calls nobody."""
     async with gateways(nats_url) as (gateway,), sdk(gateway) as client:
         for url in UNCALLED:
             with pytest.raises(openai.BadRequestError) as caught:

@@ -197,7 +197,7 @@ async def test_connections_with_old_credentials_hold_up_the_end(cell: AccountsCe
 
 
 async def tell_tenants(cell: AccountsCell) -> None:
-    """What an admin service does once it has the new keys."""
+    """Do what an admin service does once it has the new keys."""
     async with cell.client(UserClass.SYSTEM, "system") as system:
         for token in cell.directory.account_tokens():
             await push_claims(system, token)
@@ -235,7 +235,7 @@ async def test_tenants_that_depend_on_old_keys_hold_up_the_end(
 async def test_tenants_are_cut_off_if_that_is_wanted(
     cell: AccountsCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose account no admin service knows any more."""
+    """The same holds for one whose account no admin service knows any more."""
     monkeypatch.setattr(rotation_commands, "TENANTS_SECONDS", 0.5)
     cell.directory.add_user("system", UserClass.SYSTEM)
     async with cell.client(UserClass.SYSTEM, "system") as system:

@@ -116,7 +116,7 @@ def run_server(capacity: int, refused_share: float, items: int = 4000) -> tuple[
 def test_a_server_is_used_and_not_asked_in_vain(
     capacity: int, refused_share: float, most_calls: float
 ) -> None:
-    """Whether it refuses what is too much for it, or some calls at any load."""
+    """Rule of a server: it refuses what is too much for it, or some calls at any load."""
     used, calls_per_item = run_server(capacity, refused_share)
     assert used >= 0.95
     assert calls_per_item <= most_calls

@@ -28,7 +28,7 @@ def test_a_full_group_is_due_at_once() -> None:
 
 
 def test_a_group_of_one_never_waits() -> None:
-    """That is how groups are off."""
+    """A size of one turns groups off."""
     made = groups(1)
     made.add("a", 1, 10.0, None)
     assert made.pop_due(10.0) == ["a"]

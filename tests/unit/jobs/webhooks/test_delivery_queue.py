@@ -1,4 +1,4 @@
-"""Which deliveries are due: endpoint by endpoint, and each once at a time."""
+"""Deliveries are due endpoint by endpoint, and each once at a time."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def queue_of(*deliveries: WebhookDelivery) -> DeliveryQueue:
 
 
 def test_an_endpoint_has_a_few_attempts_at_once_whatever_others_have() -> None:
-    """So one that never answers holds its own alone."""
+    """An endpoint that never answers holds its own alone."""
     queue = queue_of(*(pending(endpoint, i) for endpoint in "ab" for i in range(10)))
     taken = queue.take_due(1.0)
     assert sorted(key.endpoint for key in taken) == ["a"] * PER_ENDPOINT + ["b"] * PER_ENDPOINT
@@ -70,7 +70,7 @@ def test_an_older_record_than_the_known_one_changes_nothing() -> None:
 
 
 def test_the_oldest_ended_deliveries_are_dropped_once() -> None:
-    """Those that were asked for again since are not."""
+    """Deliveries that were asked for again since are not."""
     ended = [
         replace(pending("a", i, revision=i + 1), status=DeliveryStatus.FAILED)
         for i in range(KEPT_IN_LOG + 2)

@@ -1,4 +1,4 @@
-"""When webhooks are tried again."""
+"""Schedule of attempts at webhooks."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,7 +11,7 @@ NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 
 
 def test_ten_attempts_are_made_over_three_days() -> None:
-    """As the specification proposes."""
+    """The pauses are those that the specification proposes."""
     delays = [next_delay(tries, None, 0.0) for tries in range(1, 11)]
     assert delays == [*RETRY_SECONDS, None]
     total = timedelta(seconds=sum(RETRY_SECONDS))
@@ -19,7 +19,7 @@ def test_ten_attempts_are_made_over_three_days() -> None:
 
 
 def test_a_delay_is_spread_upwards() -> None:
-    """What failed together does not come together again."""
+    """Deliveries that failed together do not come together again."""
     assert next_delay(2, None, 1.0) == pytest.approx(300 * (1 + JITTER))
 
 

@@ -164,7 +164,7 @@ def test_configurations_follow(cell: KeyRotation) -> None:
 
 
 def test_servers_are_known_by_the_names_that_they_answer_by(cell: KeyRotation) -> None:
-    """That of `millstream up` is not called like its file."""
+    """The server of `millstream up` is not called like its file."""
     block = cell.accounts_block()
     cell.write_node("nats", embedded_configuration(block, cell.path / "accounts"))
     assert (cell.list_nodes(), cell.list_servers()) == (["n1", "nats"], ["millstream", "n1"])
