@@ -24,6 +24,7 @@ from api.schemas.webhooks import (
 )
 from gateway.entrypoints.batches import openapi_paths as batch_paths
 from gateway.entrypoints.files import openapi_paths as file_paths
+from gateway.entrypoints.openapi_operations import OperationBuilder
 from gateway.entrypoints.responses import openapi_paths as response_paths
 from gateway.entrypoints.usage import PARAMETERS
 from gateway.entrypoints.webhooks import openapi_paths as webhook_paths
@@ -72,6 +73,7 @@ def build_document() -> dict[str, Any]:
     bodies += [RotateWebhookSecret, TestWebhookEndpoint]
     schemas = [(schema, "validation") for schema in bodies]
     _, definitions = models_json_schema(schemas, ref_template=_REF)  # type: ignore[arg-type]
+    build = OperationBuilder(_responses, _REF)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Millstream", "version": version("millstream")},
@@ -82,10 +84,10 @@ def build_document() -> dict[str, Any]:
             "/v1/models": {"get": _get_operation("List the models", [401])},
             "/v1/models/{model}": {"get": _get_operation("Show a model", [401, 404], "model")},
             "/v1/usage": {"get": _usage_operation()},
-            **file_paths.build_paths(_responses, _REF),
-            **batch_paths.build_paths(_responses, _REF),
-            **response_paths.build_paths(_responses),
-            **webhook_paths.build_paths(_responses, _REF),
+            **file_paths.build_paths(build),
+            **batch_paths.build_paths(build),
+            **response_paths.build_paths(build),
+            **webhook_paths.build_paths(build),
             "/healthz": {"get": _get_operation("The process is alive", [], public=True)},
             "/health": {"get": _get_operation("The process is alive", [], public=True)},
             "/version": {"get": _get_operation("Tell the version", [], public=True)},
