@@ -13,7 +13,7 @@ from registry.credentials.tenant_accounts import TenantAccounts
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.base_settings import TenantSettings
 from streams.broker import declaration
 from streams.broker.broker_client import Broker
@@ -105,7 +105,7 @@ class Declarer:
                 if tenant is not None and tenant not in self._publishing_tenants():
                     closed = subjects.closed_submissions(tenant)
                     await declaration.remove_if_empty(self._broker, stream, closed)
-            for stream in await declaration.list_streams(self._broker, subjects.ALL_ANSWERS):
+            for stream in await declaration.list_streams(self._broker, job_subjects.ALL_ANSWERS):
                 tenant = topology.tenant_of_answers(stream)
                 if tenant is not None and tenant not in self._publishing_tenants():
                     await declaration.delete_if_empty(self._broker, stream)

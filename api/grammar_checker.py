@@ -4,8 +4,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
-from streams import llguidance_grammar
 from streams.errors import BadGrammar
+from streams.grammars import llguidance_grammar
 from streams.messages import Grammar
 
 MAX_CACHED = 256  # checked grammars whose result is kept

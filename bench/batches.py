@@ -22,7 +22,7 @@ from bench import bench_command, reporting
 from bench.reporting import Figure, Run
 from jobs.settings import JobsSettings
 from millstream.bench.cpu_usage import MeasuredProcess
-from streams import subjects
+from streams import job_subjects
 from streams.accounts.access import UserClass
 from streams.broker.broker_client import Broker, connect
 from streams.records.jobs.result_store import read_result
@@ -183,7 +183,7 @@ async def _run_batch(up: MillstreamUp) -> Seen:
                 tasks.create_task(_probe(broker, client, batch, index, seen))
 
         job = batch.removeprefix("batch_")
-        heard = await broker.subscribe(subjects.resulted(TENANT, job), on_result)
+        heard = await broker.subscribe(job_subjects.resulted(TENANT, job), on_result)
         while True:
             found = (await client.get(f"/v1/batches/{batch}")).json()
             if not seen.early and seen.stored >= EARLY_LINES:

@@ -9,7 +9,7 @@ import structlog
 
 from api.file_bodies import UPLOAD_SECONDS, file_id
 from jobs.metrics import STORED_FILES, SWEPT_FILES
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.coordination.lease import Lease
 from streams.errors import BrokerUnavailable, MillstreamError
@@ -59,7 +59,7 @@ class FileSweeper:
         after = 0
         while True:
             page = await self._broker.read_filtered(
-                topology.FILE_RECORDS, subjects.ALL_FILE_RECORDS, after
+                topology.FILE_RECORDS, job_subjects.ALL_FILE_RECORDS, after
             )
             for message in page.messages:
                 after = message.seq
@@ -90,7 +90,7 @@ class FileSweeper:
 
     async def _purge(self, tenant: str, parts: tuple[str, ...]) -> None:
         for part in parts:
-            await self._broker.purge(topology.FILES, subjects.file_chunks(tenant, part), 0)
+            await self._broker.purge(topology.FILES, job_subjects.file_chunks(tenant, part), 0)
 
     async def _forget_unused(self, file: StoredFile) -> None:
         try:

@@ -13,7 +13,7 @@ from nats.js.api import (
     StreamConfig,
 )
 
-from streams import subjects
+from streams import job_subjects, subjects
 from streams.subjects import PoolKey
 
 REQUESTS, WORK, LEDGER, DEAD = "REQUESTS", "WORK", "LEDGER", "DEAD"
@@ -177,12 +177,12 @@ def stream_configs(
         _reservations(),
         _counters(RATES, "infer.rate.*.*.*.*", RATE_SECONDS, StorageType.MEMORY),
         _idempotency_bucket(),
-        _replaceable(FILES, subjects.ALL_FILES, limits.files_bytes),
-        _replaceable(FILE_RECORDS, subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
-        _replaceable(BATCHES, subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
+        _replaceable(FILES, job_subjects.ALL_FILES, limits.files_bytes),
+        _replaceable(FILE_RECORDS, job_subjects.ALL_FILE_RECORDS, FILE_RECORDS_BYTES),
+        _replaceable(BATCHES, job_subjects.ALL_BATCH_RECORDS, FILE_RECORDS_BYTES),
         _results(limits.results_bytes),
         _responses(),
-        _records(WEBHOOKS, subjects.ALL_EVENTS, WEBHOOKS_BYTES, WEBHOOKS_SECONDS),
+        _records(WEBHOOKS, job_subjects.ALL_EVENTS, WEBHOOKS_BYTES, WEBHOOKS_SECONDS),
         _webhook_endpoints(),
         _deliveries(),
     ]
@@ -239,15 +239,15 @@ def _replaceable(name: str, subject: str, max_bytes: int) -> StreamConfig:
 def _webhook_endpoints() -> StreamConfig:
     """Configure the bucket `webhooks`, which has the cursor of the fan-out of events, too."""
     config = _replaceable(
-        WEBHOOK_ENDPOINTS, subjects.ALL_WEBHOOK_ENDPOINTS, WEBHOOK_ENDPOINTS_BYTES
+        WEBHOOK_ENDPOINTS, job_subjects.ALL_WEBHOOK_ENDPOINTS, WEBHOOK_ENDPOINTS_BYTES
     )
-    config.subjects = [subjects.ALL_WEBHOOK_ENDPOINTS, subjects.EVENT_CURSOR]
+    config.subjects = [job_subjects.ALL_WEBHOOK_ENDPOINTS, job_subjects.EVENT_CURSOR]
     return config
 
 
 def _deliveries() -> StreamConfig:
     """Configure the bucket `deliveries`: a record expires a week after its last change."""
-    config = _replaceable(DELIVERIES, subjects.ALL_DELIVERIES, DELIVERIES_BYTES)
+    config = _replaceable(DELIVERIES, job_subjects.ALL_DELIVERIES, DELIVERIES_BYTES)
     config.max_age = WEBHOOKS_SECONDS
     return config
 
@@ -257,7 +257,7 @@ def _results(max_bytes: int) -> StreamConfig:
 
     The broker tells listeners of each, without what it holds.
     """
-    config = _records(RESULTS, subjects.ALL_RESULTS, max_bytes, MONTH_SECONDS)
+    config = _records(RESULTS, job_subjects.ALL_RESULTS, max_bytes, MONTH_SECONDS)
     config.discard = DiscardPolicy.NEW
     config.duplicate_window = _LEAST_DUPLICATE_WINDOW
     config.republish = RePublish(
@@ -270,8 +270,8 @@ def _results(max_bytes: int) -> StreamConfig:
 
 def _responses() -> StreamConfig:
     """Configure the bucket `responses`: records, and notes that a response needs work."""
-    config = _replaceable(RESPONSES, subjects.ALL_RESPONSE_RECORDS, RESPONSES_BYTES)
-    config.subjects = [subjects.ALL_RESPONSE_RECORDS, subjects.ALL_PENDING_RESPONSES]
+    config = _replaceable(RESPONSES, job_subjects.ALL_RESPONSE_RECORDS, RESPONSES_BYTES)
+    config.subjects = [job_subjects.ALL_RESPONSE_RECORDS, job_subjects.ALL_PENDING_RESPONSES]
     config.max_age = MONTH_SECONDS
     return config
 
@@ -419,7 +419,7 @@ def answers_stream(tenant: str) -> StreamConfig:
     it. Whoever ends a request must not be held up by a producer that removes nothing, so a full
     stream drops its oldest answers; gateways accept no further requests long before.
     """
-    name, subject = answers_stream_name(tenant), subjects.answers_of(tenant)
+    name, subject = answers_stream_name(tenant), job_subjects.answers_of(tenant)
     config = _records(name, subject, ANSWERS_BYTES, ANSWERS_SECONDS)
     config.duplicate_window = _LEAST_DUPLICATE_WINDOW
     return config

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from api.schemas.fields import Body, JsonObject, wrong_value
 from streams.errors import BadRequest
-from streams.llguidance_grammar import MAX_CHARACTERS
+from streams.grammars.llguidance_grammar import MAX_CHARACTERS
 from streams.messages import Grammar
 
 MAX_CHOICE_TEXTS = 1024

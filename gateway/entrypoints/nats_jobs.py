@@ -30,7 +30,7 @@ from gateway.entrypoints.files.upload_routes import add_part, complete_upload, c
 from gateway.metrics import JOB_QUESTIONS
 from gateway.replies.stored_records import QUEUE, REPLIES
 from registry.tenant_records import Tenant
-from streams import subjects
+from streams import job_subjects
 from streams.errors import BrokerUnavailable, Forbidden, InternalError, MillstreamError, NotFound
 from streams.headers import MAX_HEADER_BYTES
 from streams.records.cas_records import RecordChanged
@@ -99,7 +99,7 @@ class NatsJobs:
 
     async def open(self) -> None:
         """Answer from now on, until the connection closes. Raises `BrokerUnavailable`."""
-        await self._context.broker.subscribe(subjects.ALL_JOBS, self._on_question, queue=QUEUE)
+        await self._context.broker.subscribe(job_subjects.ALL_JOBS, self._on_question, queue=QUEUE)
 
     async def _on_question(self, msg: Msg) -> None:
         if not msg.reply.startswith(REPLIES):
@@ -115,7 +115,7 @@ class NatsJobs:
 
     async def _answer(self, msg: Msg) -> _JobAnswer:
         try:
-            name, operation = subjects.parse_job_question(msg.subject)
+            name, operation = job_subjects.parse_job_question(msg.subject)
             tenant = self._context.tenants.get(name)
             if tenant is None or not tenant.publishes:
                 raise Forbidden(f"the tenant {name!r} may not publish")

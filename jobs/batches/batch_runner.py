@@ -23,7 +23,7 @@ from jobs.batches.output_files import OutputFiles, write_files
 from jobs.batches.page_counts import PageCounts
 from registry.store import Registry
 from registry.tenant_records import Tenant
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import MillstreamError, Refused
 from streams.headers import ItemRef
@@ -98,7 +98,7 @@ class BatchRunner:
         Raises `BrokerUnavailable` and other errors of the broker: the batch is then taken up again
         later.
         """
-        heard = subjects.resulted(self.batch.tenant, self.batch.id)
+        heard = job_subjects.resulted(self.batch.tenant, self.batch.id)
         subscription = await self._broker.subscribe(heard, self._on_result)
         try:
             if not self.batch.status.is_final:
@@ -287,7 +287,7 @@ class BatchRunner:
 
     async def _count_results(self) -> None:
         """Read what RESULTS has got since the last one that was counted."""
-        pattern = subjects.results_of(self.batch.tenant, self.batch.id)
+        pattern = job_subjects.results_of(self.batch.tenant, self.batch.id)
         while True:
             page = await self._broker.read_filtered(topology.RESULTS, pattern, self.batch.counted)
             counts = PageCounts()
@@ -300,11 +300,11 @@ class BatchRunner:
 
     async def _count(self, message: StoredMessage, counts: PageCounts) -> None:
         counts.stored_bytes += len(message.data) + len(message.subject)
-        kind = subjects.result_kind(message.subject)
+        kind = job_subjects.result_kind(message.subject)
         if kind == "part":
             return
         try:
-            _, _, index = subjects.parse_result(message.subject)
+            _, _, index = job_subjects.parse_result(message.subject)
         except ValueError:
             self._logger.error("result_unreadable", subject=message.subject)
             return

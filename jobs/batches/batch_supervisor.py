@@ -8,7 +8,7 @@ from nats.aio.msg import Msg
 
 from jobs.batches.batch_runner import BatchRunner, RunnerParts
 from jobs.metrics import RUNNING_BATCHES
-from streams import subjects
+from streams import job_subjects, subjects
 from streams.broker.broker_client import StoreRefused
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
@@ -37,7 +37,7 @@ class BatchSupervisor:
 
         Until cancelled; cancelling gives up all leases.
         """
-        await self._parts.broker.subscribe(subjects.ALL_BATCH_CHANGES, self._on_change)
+        await self._parts.broker.subscribe(job_subjects.ALL_BATCH_CHANGES, self._on_change)
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._changed.clear()

@@ -11,7 +11,7 @@ from jobs.batches.item_feeder import ItemFeeder
 from jobs.metrics import PENDING_RESPONSES
 from jobs.responses.response_runner import ResponseRunner
 from registry.store import Registry
-from streams import subjects
+from streams import job_subjects, subjects
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.coordination.lease import Lease
 from streams.errors import MillstreamError
@@ -45,7 +45,7 @@ class BackgroundResponses:
         Works whenever this process leads, until cancelled; whatever it does may be repeated by
         another one.
         """
-        await self._broker.subscribe(subjects.ALL_RESPONSE_CHANGES, self._on_change)
+        await self._broker.subscribe(job_subjects.ALL_RESPONSE_CHANGES, self._on_change)
         while True:
             await self._lease.gained.wait()
             await self._lease.run_while_held(self._work())

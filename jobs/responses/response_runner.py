@@ -20,7 +20,7 @@ from jobs.batches.item_feeder import BatchRefused, ItemFeeder
 from jobs.metrics import RESPONSES
 from registry.store import Registry
 from registry.tenant_records import Tenant
-from streams import subjects
+from streams import job_subjects, subjects
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BadRequest, Ended, Forbidden, MillstreamError, NoWorkers, Refused
 from streams.records.jobs.item_results import CANCELLED, ItemResult
@@ -63,7 +63,7 @@ class ResponseRunner:
 
         Raises `BrokerUnavailable` and other errors of the broker.
         """
-        heard = subjects.resulted(self._tenant, self._id)
+        heard = job_subjects.resulted(self._tenant, self._id)
         subscription = await self._broker.subscribe(heard, self._on_result)
         try:
             note = await self._store.find_pending(self._tenant, self._id)

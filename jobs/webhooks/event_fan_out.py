@@ -13,7 +13,7 @@ import structlog
 
 from jobs.metrics import WEBHOOK_EVENTS
 from jobs.webhooks.delivery_queue import DeliveryQueue
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoredMessage
 from streams.records.webhooks import event_cursor
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 PAGE = 100  # events between two writes of the cursor
 SOURCES = {
-    topology.WEBHOOKS: subjects.ALL_EVENTS,
+    topology.WEBHOOKS: job_subjects.ALL_EVENTS,
     topology.THRESHOLDS: subjects.thresholds_of(None),
 }
 
@@ -71,11 +71,11 @@ class EventFanOut:
         page = await self._broker.read_filtered(stream, pattern, self._cursor[stream], PAGE)
         if not page.messages:
             return False
-        tenants = {subjects.parse_event_tenant(message.subject) for message in page.messages}
+        tenants = {job_subjects.parse_event_tenant(message.subject) for message in page.messages}
         told = {tenant: await self._list_endpoints(tenant) for tenant in tenants}
         await asyncio.gather(
             *(
-                self._fan_out(each, told[subjects.parse_event_tenant(each.subject)])
+                self._fan_out(each, told[job_subjects.parse_event_tenant(each.subject)])
                 for each in page.messages
             )
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.accounts.claims import Export, Permissions
 from streams.accounts.rights import (
     JETSTREAM_ACKS,
@@ -159,7 +159,7 @@ class _Rights:
 
     def answers(self, reason: str) -> list[Right]:
         """Store durable answers, and read one by a question that names its subject."""
-        store, stored = BrokerAccount.WORK, subjects.ALL_ANSWERS
+        store, stored = BrokerAccount.WORK, job_subjects.ALL_ANSWERS
         return self.publishes(store, reason, stored, f"{JETSTREAM_API}DIRECT.GET.*.{stored}")
 
     def reads_answers(self) -> list[Right]:
@@ -259,12 +259,12 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.writes(topology.BATCHES, "batches"),
         *make.reads(topology.BATCHES, topology.RESULTS),
         *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
-        *make.publishes(make.own, "batches", subjects.ALL_BATCH_CHANGES),
+        *make.publishes(make.own, "batches", job_subjects.ALL_BATCH_CHANGES),
         *make.writes(topology.RESPONSES, "responses"),
         *make.reads(topology.RESPONSES),
         *make.asks(topology.RESPONSES, "responses", "STREAM.MSG.GET.{}"),
-        *make.publishes(make.own, "responses", subjects.ALL_RESPONSE_CHANGES),
-        *make.keeps("webhooks", topology.WEBHOOK_ENDPOINTS, subjects.ALL_WEBHOOK_ENDPOINTS),
+        *make.publishes(make.own, "responses", job_subjects.ALL_RESPONSE_CHANGES),
+        *make.keeps("webhooks", topology.WEBHOOK_ENDPOINTS, job_subjects.ALL_WEBHOOK_ENDPOINTS),
         *make.keeps("webhooks", topology.DELIVERIES),
         *make.publishes(BrokerAccount.WORK, "cancel", "infer.cancel.*.*"),
         *make.reads(topology.REQUESTS, IDEMPOTENCY, *make.logs()),
@@ -278,7 +278,7 @@ def _gateway(make: _Rights) -> list[Right]:
         *make.hears(BrokerAccount.CONTROL, "quotas", subjects.ALL_BILLED),
         *make.hears(make.own, "load", subjects.ALL_PRESSURE),
         *make.hears(make.own, "producers' missed replies", subjects.ALL_RECORDS),
-        *make.hears(make.own, "producers' batches", subjects.ALL_JOBS),
+        *make.hears(make.own, "producers' batches", job_subjects.ALL_JOBS),
         *make.hears(make.own, "whose request it is", subjects.ALL_READERS, subjects.ALL_FINDS),
         *make.publishes(make.own, "whose request it is", "infer.reader.*.*", "infer.find.*.*"),
         *make.publishes(BrokerAccount.WORKERS, "whose request it is", "infer.find.*.*"),
@@ -341,10 +341,10 @@ def _jobs(make: _Rights) -> list[Right]:
         *make.writes(topology.FILES, "files of results"),
         *make.writes(topology.BATCHES, "batches"),
         *make.asks(topology.BATCHES, "batches", "STREAM.MSG.GET.{}"),
-        *make.hears(make.own, "batches", subjects.ALL_BATCH_CHANGES),
+        *make.hears(make.own, "batches", job_subjects.ALL_BATCH_CHANGES),
         *make.writes(topology.RESPONSES, "background responses"),
         *make.asks(topology.RESPONSES, "responses", "STREAM.MSG.GET.{}", "STREAM.PURGE.{}"),
-        *make.hears(make.own, "responses", subjects.ALL_RESPONSE_CHANGES),
+        *make.hears(make.own, "responses", job_subjects.ALL_RESPONSE_CHANGES),
         *make.asks(topology.RESULTS, "deleted responses", "STREAM.PURGE.{}"),
         *make.writes(topology.RESULTS, "lines that were refused"),
         *make.writes(topology.WEBHOOKS, "events"),

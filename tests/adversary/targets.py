@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from admin.operation_table import OPERATIONS
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.accounts.access import BUCKETS
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 
@@ -109,12 +109,12 @@ def _stored(names: Names) -> list[str]:
         subjects.usage(tenant, "tenant", "tokens", DAY),
         subjects.rate(tenant, "tenant", "tokens", 1),
         subjects.threshold(tenant, "tenant", "tokens", DAY, 80),
-        subjects.result(tenant, batch, 0),
-        subjects.result_part(tenant, batch, 0, f"{MARK}-0"),
-        subjects.failed_try(tenant, batch, 0, 1),
-        subjects.batch_record(tenant, batch),
-        subjects.file_chunk(tenant, names.file, 0),
-        subjects.file_record(tenant, names.file),
+        job_subjects.result(tenant, batch, 0),
+        job_subjects.result_part(tenant, batch, 0, f"{MARK}-0"),
+        job_subjects.failed_try(tenant, batch, 0, 1),
+        job_subjects.batch_record(tenant, batch),
+        job_subjects.file_chunk(tenant, names.file, 0),
+        job_subjects.file_record(tenant, names.file),
         subjects.attempts(tenant, request),
         subjects.dead(tenant, model),
         subjects.replay(request),
@@ -124,7 +124,7 @@ def _stored(names: Names) -> list[str]:
         subjects.GONE,
         subjects.submissions(tenant).replace("*.*", f"{model}.batch"),
         subjects.closed_submissions(tenant),
-        subjects.answer(tenant, request),
+        job_subjects.answer(tenant, request),
     ]
 
 
@@ -137,8 +137,8 @@ def _heard(names: Names) -> list[str]:
         subjects.heard(subjects.GONE),
         f"infer.billed.{tenant}.{model}",
         f"infer.records.{tenant}.{names.route}.{request}",
-        subjects.resulted(tenant, names.batch).replace(">", "0").replace("*", "0"),
-        subjects.batch_changed(tenant, names.batch),
+        job_subjects.resulted(tenant, names.batch).replace(">", "0").replace("*", "0"),
+        job_subjects.batch_changed(tenant, names.batch),
         f"infer.jobs.{tenant}.status",
         subjects.fleet(model, names.worker),
         subjects.muster(model),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from api.batch_bodies import batch_id
-from streams import messages, subjects, topology
+from streams import job_subjects, messages, subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage
 from streams.broker.retry import retry_for
 from streams.messages import LedgerRecord
@@ -34,7 +34,7 @@ async def read_stored_events(broker: Broker, shards: int) -> list[Event]:
 
 
 async def _batches(broker: Broker) -> list[BatchTries]:
-    found = await _all(broker, topology.BATCHES, subjects.ALL_BATCH_RECORDS)
+    found = await _all(broker, topology.BATCHES, job_subjects.ALL_BATCH_RECORDS)
     newest = {message.subject: Batch.unpack(message.data, message.seq) for message in found}
     return [BatchTries(batch_id(batch), _tries(batch)) for batch in newest.values()]
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from streams.errors import BadGrammar
-from streams.llguidance_grammar import LIMITS, grammar_error, to_llguidance
+from streams.grammars.llguidance_grammar import LIMITS, grammar_error, to_llguidance
 from streams.messages import Grammar
 
 MAX_COMPILED = 64  # compiled grammars that are kept

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from streams import messages, subjects, topology
+from streams import job_subjects, messages, topology
 from streams.broker.broker_client import Broker
 from streams.messages import Encoding, Record
 from streams.records.part_messages import join_parts, store_once
@@ -16,7 +16,7 @@ async def store_answer(
     Raises `BrokerUnavailable`, which is a `StreamMissing` if the tenant has no stream, or
     `StoreRefused`.
     """
-    subject = subjects.answer(tenant, key)
+    subject = job_subjects.answer(tenant, key)
     return await store_once(broker, subject, subject, messages.pack_record(answer, encoding))
 
 
@@ -25,7 +25,7 @@ async def read_answer(broker: Broker, tenant: str, key: str) -> Record | None:
 
     Raises `BrokerUnavailable`.
     """
-    subject, stream = subjects.answer(tenant, key), topology.answers_stream_name(tenant)
+    subject, stream = job_subjects.answer(tenant, key), topology.answers_stream_name(tenant)
     found = await broker.read_last(stream, subject)
     if found is None:
         return None

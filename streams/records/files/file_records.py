@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from streams import messages, subjects
+from streams import job_subjects, messages
 
 CHUNK_BYTES = 512 * 1024
 INDEX_PURPOSE = "batch_index"  # of files that are no tenant's to see
@@ -138,7 +138,7 @@ class StoredFile:
             while first < last:
                 number, within = divmod(first, part.chunk_bytes)
                 size = min(part.chunk_bytes - within, last - first)
-                subject = subjects.file_chunk(self.tenant, part.id, number)
+                subject = job_subjects.file_chunk(self.tenant, part.id, number)
                 yield ChunkRange(subject, within, within + size)
                 first += size
             offset += part.size

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import MillstreamError, NotFound, StorageFull, StorageQuotaExceeded
 from streams.headers import MAX_HEADER_BYTES
@@ -48,7 +48,7 @@ class ChunkMissing(MillstreamError):
 
 
 def _subject_of(file: StoredFile) -> str:
-    return subjects.file_record(file.tenant, file.id)
+    return job_subjects.file_record(file.tenant, file.id)
 
 
 class FileStore:
@@ -100,7 +100,7 @@ class FileStore:
         What another process has stored before is known here. Raises `BrokerUnavailable`.
         """
         try:
-            subject = subjects.file_record(tenant, file_id)
+            subject = job_subjects.file_record(tenant, file_id)
         except subjects.InvalidToken:
             return None
         file = await self._records.read(subject)
@@ -115,7 +115,7 @@ class FileStore:
 
         Raises `BrokerUnavailable`.
         """
-        found, now = await self._records.list(subjects.file_records_of(tenant)), self._now()
+        found, now = await self._records.list(job_subjects.file_records_of(tenant)), self._now()
         present = [f for f in found if not f.is_gone(now) and f.purpose != INDEX_PURPOSE]
         return sorted(present, key=lambda file: (file.created_at, file.id))
 
@@ -243,7 +243,7 @@ class PartWriter:
     async def _store(self, chunk: bytes) -> None:
         while len(self._storing) >= CHUNKS_AT_ONCE:
             await self._storing.popleft()
-        subject = subjects.file_chunk(self._tenant, self._part.id, self._numbers)
+        subject = job_subjects.file_chunk(self._tenant, self._part.id, self._numbers)
         self._numbers += 1
         task = asyncio.create_task(self._store_chunk(subject, chunk), name="store-chunk")
         self._storing.append(task)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.records.cas_records import CasRecords
 from streams.records.jobs.batch_records import Batch
@@ -24,19 +24,19 @@ class BatchStore:
     async def find(self, tenant: str, batch_id: str) -> Batch | None:
         """Return a tenant's batch as it is now; None if there is none."""
         try:
-            subject = subjects.batch_record(tenant, batch_id)
+            subject = job_subjects.batch_record(tenant, batch_id)
         except subjects.InvalidToken:
             return None
         return await self._records.read_newest(subject)
 
     async def list_of(self, tenant: str) -> list[Batch]:
         """Return a tenant's batches, the oldest first."""
-        found = await self._records.list(subjects.batch_records_of(tenant))
+        found = await self._records.list(job_subjects.batch_records_of(tenant))
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     async def list_unfinished(self) -> list[Batch]:
         """Return all tenants' batches that have not ended, or whose event is not stored yet."""
-        found = await self._records.list(subjects.ALL_BATCH_RECORDS)
+        found = await self._records.list(job_subjects.ALL_BATCH_RECORDS)
         return [batch for batch in found if not batch.is_over]
 
     async def change(self, batch: Batch, apply: Callable[[Batch], Batch]) -> Batch | None:
@@ -55,8 +55,8 @@ class BatchStore:
         return await self._records.change(_subject_of(batch), batch, apply)
 
     async def _tell(self, batch: Batch) -> None:
-        await self._broker.publish(subjects.batch_changed(batch.tenant, batch.id))
+        await self._broker.publish(job_subjects.batch_changed(batch.tenant, batch.id))
 
 
 def _subject_of(batch: Batch) -> str:
-    return subjects.batch_record(batch.tenant, batch.id)
+    return job_subjects.batch_record(batch.tenant, batch.id)

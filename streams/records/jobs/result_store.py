@@ -4,7 +4,7 @@ from functools import partial
 
 import structlog
 
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage
 from streams.headers import ItemRef
 from streams.records.jobs.item_results import ItemResult
@@ -19,16 +19,16 @@ async def store_result(broker: Broker, tenant: str, item: ItemRef, result: ItemR
     A failure that may pass, at a try that is not the last, is stored as that of the try alone.
     Raises `BrokerUnavailable`, or `StoreRefused` if RESULTS has no room.
     """
-    subject = subjects.result(tenant, item.job, item.index)
+    subject = job_subjects.result(tenant, item.job, item.index)
     if result.never_ran or (result.may_pass and not item.is_last):
-        subject = subjects.failed_try(tenant, item.job, item.index, item.attempt)
-    parts = subjects.result(tenant, item.job, item.index)
+        subject = job_subjects.failed_try(tenant, item.job, item.index, item.attempt)
+    parts = job_subjects.result(tenant, item.job, item.index)
     return await store_once(broker, subject, parts, result.pack())
 
 
 async def read_result(broker: Broker, tenant: str, job: str, index: int) -> ItemResult | None:
     """Return the result of a line; None while it has none. Raises `BrokerUnavailable`."""
-    query = {"last_by_subj": subjects.result(tenant, job, index)}
+    query = {"last_by_subj": job_subjects.result(tenant, job, index)}
     found = await broker.read(topology.RESULTS, query)
     return await unpack_result(broker, found[0]) if found else None
 
@@ -38,7 +38,7 @@ async def has_failed_try(broker: Broker, tenant: str, job: str, index: int, atte
 
     Raises `BrokerUnavailable`.
     """
-    query = {"last_by_subj": subjects.failed_try(tenant, job, index, attempt)}
+    query = {"last_by_subj": job_subjects.failed_try(tenant, job, index, attempt)}
     return bool(await broker.read(topology.RESULTS, query))
 
 
@@ -49,7 +49,7 @@ async def unpack_result(broker: Broker, message: StoredMessage) -> ItemResult:
     `BrokerUnavailable`, also for parts that this replica does not have yet.
     """
     try:
-        parts = subjects.result(*subjects.parse_result(message.subject))
+        parts = job_subjects.result(*job_subjects.parse_result(message.subject))
         return ItemResult.unpack(await join_parts(message, parts, partial(_read_last, broker)))
     except (ValueError, TypeError, KeyError) as error:
         log.error("result_unreadable", subject=message.subject, reason=repr(error))

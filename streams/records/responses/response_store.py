@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import StorageFull
 from streams.records.cas_records import STORE_SECONDS, CasRecords
@@ -30,7 +30,7 @@ class ResponseStore:
     async def find_any(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a tenant's response as `find`, also one that is deleted but not removed."""
         try:
-            subject = subjects.response_record(tenant, response_id)
+            subject = job_subjects.response_record(tenant, response_id)
         except subjects.InvalidToken:
             return None
         return await self._records.read_newest(subject)
@@ -53,7 +53,7 @@ class ResponseStore:
 
     async def mark_pending(self, response: StoredResponse) -> None:
         """Note that a response needs work, and tell the jobs services; raises `StorageFull`."""
-        subject = subjects.pending_response(response.tenant, response.id)
+        subject = job_subjects.pending_response(response.tenant, response.id)
         try:
             await self._broker.store_retrying(subject, b"", {}, STORE_SECONDS)
         except StoreRefused as refusal:
@@ -64,16 +64,18 @@ class ResponseStore:
 
     async def tell(self, response: StoredResponse) -> None:
         """Tell the jobs services to look at a response that is pending."""
-        await self._broker.publish(subjects.response_changed(response.tenant, response.id))
+        await self._broker.publish(job_subjects.response_changed(response.tenant, response.id))
 
     async def list_pending(self) -> list[tuple[str, str]]:
         """Return tenant and id of all responses that need work, the oldest note first."""
-        found = await self._broker.read_subject(topology.RESPONSES, subjects.ALL_PENDING_RESPONSES)
-        return [subjects.parse_pending_response(message.subject) for message in found]
+        found = await self._broker.read_subject(
+            topology.RESPONSES, job_subjects.ALL_PENDING_RESPONSES
+        )
+        return [job_subjects.parse_pending_response(message.subject) for message in found]
 
     async def find_pending(self, tenant: str, response_id: str) -> int:
         """Return the sequence of the note that a response needs work; 0 if there is none."""
-        query = {"last_by_subj": subjects.pending_response(tenant, response_id)}
+        query = {"last_by_subj": job_subjects.pending_response(tenant, response_id)}
         found = await self._broker.read_from_leader(topology.RESPONSES, query)
         return found.seq if found else 0
 
@@ -82,15 +84,15 @@ class ResponseStore:
 
         For jobs services, which may remove records.
         """
-        subject = subjects.pending_response(tenant, response_id)
+        subject = job_subjects.pending_response(tenant, response_id)
         await self._broker.purge(topology.RESPONSES, subject, note + 1)
 
     async def remove(self, response: StoredResponse) -> None:
         """Remove a response's result and its record. For jobs services. Idempotent."""
-        results = subjects.results_of(response.tenant, response.id)
+        results = job_subjects.results_of(response.tenant, response.id)
         await self._broker.purge(topology.RESULTS, results, 0)
         await self._broker.purge(topology.RESPONSES, _subject_of(response), 0)
 
 
 def _subject_of(response: StoredResponse) -> str:
-    return subjects.response_record(response.tenant, response.id)
+    return job_subjects.response_record(response.tenant, response.id)

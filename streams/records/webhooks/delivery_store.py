@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import structlog
 
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.records.cas_records import CasRecords, RecordChanged
 from streams.records.webhooks.delivery_records import DeliveryKey, WebhookDelivery
@@ -22,21 +22,21 @@ class DeliveryStore:
     async def create(self, delivery: WebhookDelivery) -> WebhookDelivery | None:
         """Store the record of a delivery; None if there is one already. Raises `StorageFull`."""
         try:
-            return await self._records.write(subjects.delivery(*delivery.key), delivery)
+            return await self._records.write(job_subjects.delivery(*delivery.key), delivery)
         except RecordChanged:
             return None
 
     async def find(self, key: DeliveryKey) -> WebhookDelivery | None:
         """Return a delivery as it is now; None if there is none."""
         try:
-            subject = subjects.delivery(*key)
+            subject = job_subjects.delivery(*key)
         except subjects.InvalidToken:
             return None
         return await self._records.read_newest(subject)
 
     async def list_of(self, tenant: str, endpoint_id: str) -> list[WebhookDelivery]:
         """Return the deliveries to a tenant's endpoint, the newest first."""
-        found = await self._records.list(subjects.deliveries_to(tenant, endpoint_id))
+        found = await self._records.list(job_subjects.deliveries_to(tenant, endpoint_id))
         return sorted(found, key=lambda each: (each.created_at, each.event), reverse=True)
 
     async def list_changed(self, after: int) -> tuple[list[WebhookDelivery], int]:
@@ -44,7 +44,7 @@ class DeliveryStore:
 
         That is `after` if there are none. What is no record is left out, and logged.
         """
-        pattern = subjects.ALL_DELIVERIES
+        pattern = job_subjects.ALL_DELIVERIES
         page = await self._broker.read_filtered(topology.DELIVERIES, pattern, after)
         found: list[WebhookDelivery] = []
         for message in page.messages:
@@ -61,7 +61,7 @@ class DeliveryStore:
 
         If another process was faster, `apply` is given what that has stored. Raises `StorageFull`.
         """
-        return await self._records.change(subjects.delivery(*delivery.key), delivery, apply)
+        return await self._records.change(job_subjects.delivery(*delivery.key), delivery, apply)
 
     async def remove(self, revision: int) -> None:
         """Remove a record, unless it has been changed since."""

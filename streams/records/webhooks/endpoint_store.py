@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from streams import subjects, topology
+from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.errors import StorageQuotaExceeded
 from streams.records.cas_records import CasRecords
@@ -35,7 +35,7 @@ class EndpointStore:
     async def find(self, tenant: str, endpoint_id: str) -> WebhookEndpoint | None:
         """Return a tenant's endpoint as it is now; None if there is none."""
         try:
-            subject = subjects.webhook_endpoint(tenant, endpoint_id)
+            subject = job_subjects.webhook_endpoint(tenant, endpoint_id)
         except subjects.InvalidToken:
             return None
         found = await self._records.read_newest(subject)
@@ -43,7 +43,7 @@ class EndpointStore:
 
     async def list_of(self, tenant: str) -> list[WebhookEndpoint]:
         """Return a tenant's endpoints, the oldest first."""
-        found = await self._records.list(subjects.webhook_endpoints_of(tenant))
+        found = await self._records.list(job_subjects.webhook_endpoints_of(tenant))
         present = [each for each in found if not each.is_deleted]
         return sorted(present, key=lambda each: (each.created_at, each.id))
 
@@ -63,10 +63,10 @@ class EndpointStore:
 
     async def remove_deleted(self) -> None:
         """Remove the records of endpoints that were deleted. Idempotent."""
-        for endpoint in await self._records.list(subjects.ALL_WEBHOOK_ENDPOINTS):
+        for endpoint in await self._records.list(job_subjects.ALL_WEBHOOK_ENDPOINTS):
             if endpoint.is_deleted:
                 await self._broker.remove(topology.WEBHOOK_ENDPOINTS, endpoint.revision)
 
 
 def _subject_of(endpoint: WebhookEndpoint) -> str:
-    return subjects.webhook_endpoint(endpoint.tenant, endpoint.id)
+    return job_subjects.webhook_endpoint(endpoint.tenant, endpoint.id)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import orjson
 import structlog
 
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker.broker_client import Broker
 
 log = structlog.get_logger()
@@ -16,7 +16,7 @@ async def read_cursor(broker: Broker) -> dict[str, int]:
 
     It is empty if what is stored cannot be read: all events are then looked at again.
     """
-    query = {"last_by_subj": subjects.EVENT_CURSOR}
+    query = {"last_by_subj": job_subjects.EVENT_CURSOR}
     found = await broker.read_from_leader(topology.WEBHOOK_ENDPOINTS, query)
     try:
         stored = orjson.loads(found.data) if found else {}
@@ -31,4 +31,4 @@ async def store_cursor(broker: Broker, cursor: Mapping[str, int]) -> None:
 
     Raises `BrokerUnavailable` or `StoreRefused`.
     """
-    await broker.store(subjects.EVENT_CURSOR, orjson.dumps(cursor), repeats=True)
+    await broker.store(job_subjects.EVENT_CURSOR, orjson.dumps(cursor), repeats=True)

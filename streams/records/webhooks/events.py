@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import orjson
 
-from streams import subjects
+from streams import job_subjects
 
 
 class EventType(StrEnum):
@@ -40,7 +40,7 @@ class WebhookEvent:
 
         Raises `InvalidToken` for a name that cannot be part of a subject.
         """
-        return subjects.event(self.tenant, self.type, self.object_id)
+        return job_subjects.event(self.tenant, self.type, self.object_id)
 
     def encode(self, now: float) -> bytes:
         """Return the JSON that is sent; `now` is in epoch seconds.

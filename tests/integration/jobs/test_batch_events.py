@@ -7,7 +7,7 @@ import pytest
 
 from api.batch_bodies import batch_id
 from jobs import service
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker.broker_client import Broker
 from streams.records.jobs.batch_records import Batch, BatchStatus
 from streams.records.jobs.batch_store import BatchStore
@@ -22,7 +22,7 @@ from tests.support.services import jobs_settings, running
 
 async def events(broker: Broker) -> list[tuple[str, str]]:
     """Type and object of each event, in order."""
-    found = await broker.read_subject(topology.WEBHOOKS, subjects.ALL_EVENTS)
+    found = await broker.read_subject(topology.WEBHOOKS, job_subjects.ALL_EVENTS)
     bodies = [orjson.loads(message.data) for message in found]
     return [(body["type"], body["data"]["id"]) for body in bodies]
 

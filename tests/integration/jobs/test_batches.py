@@ -13,7 +13,7 @@ import pytest
 import jobs.service
 from jobs.batches.output_files import write_files
 from registry.store import Registry
-from streams import subjects
+from streams import job_subjects
 from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_store import BatchStore
 from tests.support.accounts_server import connect
@@ -305,7 +305,7 @@ async def test_a_record_that_cannot_be_read_holds_no_other_batch_up(nats_url: st
     """A gateway or a jobs service that was stolen, or a newer release, may write anything."""
     async with jobs_cell(nats_url) as client, connect(nats_url, "test") as broker:
         for number, data in enumerate((b"adversary", b"", b"\x80", b"\xc0")):
-            subject = subjects.batch_record("acme", f"{number:024x}")
+            subject = job_subjects.batch_record("acme", f"{number:024x}")
             await broker.store(subject, data)
         batch = await ended(client, await submit(client, [chat_line(0)]))
         assert batch.status == "completed"

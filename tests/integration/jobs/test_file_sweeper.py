@@ -7,7 +7,7 @@ import pytest
 import jobs.service
 from jobs import file_sweeper
 from jobs.file_sweeper import FileSweeper
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker.broker_client import Broker
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
@@ -35,7 +35,7 @@ async def store(broker: Broker, name: str, data: bytes, *parts: FilePart) -> Sto
 
 
 async def chunks_of(broker: Broker, part: str) -> int:
-    pattern = subjects.file_chunks("acme", part)
+    pattern = job_subjects.file_chunks("acme", part)
     return len(await broker.read_subject(topology.FILES, pattern))
 
 
@@ -73,7 +73,7 @@ async def test_a_record_stays_until_no_more_chunks_can_come(
         await files.delete(await store(broker, "deleted", b"d"))
         sweeper = FileSweeper(broker, Lease(broker, "test", "test", LeaseBucket(broker)))
         await sweeper.sweep()
-        await broker.store(subjects.file_chunk("acme", "deleted", 1), b"late")
+        await broker.store(job_subjects.file_chunk("acme", "deleted", 1), b"late")
         await sweeper.sweep()
         assert await chunks_of(broker, "deleted") == 0
         assert await count_records(broker) == 1
@@ -88,7 +88,7 @@ async def test_parts_that_became_no_part_of_a_file_are_removed(
     """Once nobody can be sending them any more; the file itself stays readable."""
     async with gateways(nats_url), connect(nats_url, "test") as broker:
         files = FileStore(broker)
-        await broker.store(subjects.file_chunk("acme", "torn", 0), b"torn")
+        await broker.store(job_subjects.file_chunk("acme", "torn", 0), b"torn")
         file = await store(broker, "kept", b"k", FilePart("torn"))
         monkeypatch.setattr(file_sweeper, "UPLOAD_SECONDS", -1)
         monkeypatch.setattr(file_sweeper, "KEPT_SECONDS", -1)

@@ -14,7 +14,7 @@ import gpu_worker.service
 import jobs.service
 from api.responses.response_bodies import parse_response_id
 from jobs.responses import background_responses
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker.broker_client import Broker
 from streams.records.responses.response_store import ResponseStore
 from tests.integration.jobs.test_batches import jobs_cell
@@ -153,7 +153,7 @@ async def test_a_background_response_is_cancelled_and_deleted(nats_url: str) -> 
 
         async def is_removed() -> bool:
             found = await broker.read_subject(topology.RESPONSES, "$KV.responses.>")
-            results = await broker.read_subject(topology.RESULTS, subjects.ALL_RESULTS)
+            results = await broker.read_subject(topology.RESULTS, job_subjects.ALL_RESULTS)
             return not found and not results
 
         await eventually(is_removed)
@@ -178,7 +178,7 @@ async def test_a_background_response_waits_for_a_worker_beyond_its_deadline(nats
         )
 
         async def has_passed_twice() -> bool:
-            found = await broker.read_subject(topology.RESULTS, subjects.ALL_RESULTS)
+            found = await broker.read_subject(topology.RESULTS, job_subjects.ALL_RESULTS)
             return len(found) >= 2
 
         await eventually(has_passed_twice)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from api.submission.response_space import ResponseSpace
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker import declaration
 from streams.errors import StorageFull
 from streams.records.jobs.batch_store import BatchStore
@@ -23,11 +23,11 @@ async def test_a_full_stream_of_results_refuses_until_it_has_room(nats_url: str)
         space = ResponseSpace(broker, BatchStore(broker))
         space.check()
         looking = asyncio.create_task(space.run())
-        await broker.store(subjects.result("acme", "a", 0), bytes(18_500))
+        await broker.store(job_subjects.result("acme", "a", 0), bytes(18_500))
         await eventually(lambda: space.used_ratio > 0.9)
         with pytest.raises(StorageFull):
             space.check()
-        await broker.purge(topology.RESULTS, subjects.results_of("acme", "a"), 0)
+        await broker.purge(topology.RESULTS, job_subjects.results_of("acme", "a"), 0)
         await eventually(lambda: space.used_ratio < 0.1)
         space.check()
         looking.cancel()

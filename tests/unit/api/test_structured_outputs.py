@@ -10,7 +10,7 @@ from api.schemas.completions import ChatRequest, CompletionRequest
 from api.schemas.parsing import parse
 from api.schemas.websocket_frames import GenerateSubmission
 from streams.errors import BadGrammar, BadRequest
-from streams.llguidance_grammar import MAX_CHARACTERS, check_grammar
+from streams.grammars.llguidance_grammar import MAX_CHARACTERS, check_grammar
 from streams.messages import Grammar, Request, Sampling
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}

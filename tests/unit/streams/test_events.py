@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from streams import subjects
+from streams import job_subjects
 from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.webhooks.events import EventType, WebhookEvent, event_id
 
@@ -36,8 +36,8 @@ def test_whoever_notes_an_event_gives_it_the_same_id() -> None:
 @pytest.mark.parametrize("kind", EventType)
 def test_each_type_has_a_subject_in_the_stream(kind: EventType) -> None:
     """The stream has subjects of as many words as each type makes."""
-    found = subjects.event("acme", kind, "batch_0123").split(".")
-    assert len(found) == len(subjects.ALL_EVENTS.split("."))
+    found = job_subjects.event("acme", kind, "batch_0123").split(".")
+    assert len(found) == len(job_subjects.ALL_EVENTS.split("."))
 
 
 def test_a_threshold_is_an_event_of_the_same_shape() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams import subjects
+from streams import job_subjects
 from streams.records.files.file_records import FilePart, FileState, StoredFile
 
 FILE = StoredFile("acme", "f1", "in.jsonl", "batch", created_at=100, size=5, expires_at=200)
@@ -50,6 +50,6 @@ def test_parts_that_a_file_does_not_consist_of_are_remembered() -> None:
 
 def test_parts_have_subjects_of_their_own() -> None:
     """The filter of one part matches no other's chunks."""
-    assert subjects.file_chunk("acme", "p1", 3) == "infer.file.acme.p1.3"
-    assert subjects.file_chunks("acme", "p1") == "infer.file.acme.p1.*"
-    assert subjects.file_record("acme", "f1") == "$KV.files.acme.f1"
+    assert job_subjects.file_chunk("acme", "p1", 3) == "infer.file.acme.p1.3"
+    assert job_subjects.file_chunks("acme", "p1") == "infer.file.acme.p1.*"
+    assert job_subjects.file_record("acme", "f1") == "$KV.files.acme.f1"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from streams.errors import BadGrammar
-from streams.llguidance_grammar import check_grammar
+from streams.grammars.llguidance_grammar import check_grammar
+from streams.grammars.regex_repetition import count_repeated
 from streams.messages import Grammar
-from streams.regex_repetition import count_repeated
 
 
 def schema(**keywords: Any) -> Grammar:

@@ -13,7 +13,7 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 import jobs.service
-from streams import messages, subjects
+from streams import job_subjects, messages
 from streams.broker.broker_client import Broker
 from streams.records.quota_thresholds import QuotaThreshold
 from streams.records.webhooks.delivery_records import WebhookDelivery
@@ -342,14 +342,14 @@ async def test_an_endpoint_that_never_answers_delays_nobody(nats_url: str) -> No
 @pytest.mark.parametrize(
     ("subject", "data"),
     [
-        (subjects.webhook_endpoint("acme", "broken"), b"no record"),
-        (subjects.webhook_endpoint("acme", "broken"), messages.pack(NO_ENDPOINT)),
-        (subjects.delivery("acme", "broken", "evt_broken"), b"no record"),
-        (subjects.delivery("acme", "broken", "evt_broken"), messages.pack(NO_DELIVERY)),
-        (subjects.event("acme", "batch.completed", "batch_broken"), b"no event"),
-        (subjects.event("acme", "batch.completed", "batch_broken"), NO_EVENT),
-        (subjects.EVENT_CURSOR, b"no cursor"),
-        (subjects.EVENT_CURSOR, b'{"WEBHOOKS": null}'),
+        (job_subjects.webhook_endpoint("acme", "broken"), b"no record"),
+        (job_subjects.webhook_endpoint("acme", "broken"), messages.pack(NO_ENDPOINT)),
+        (job_subjects.delivery("acme", "broken", "evt_broken"), b"no record"),
+        (job_subjects.delivery("acme", "broken", "evt_broken"), messages.pack(NO_DELIVERY)),
+        (job_subjects.event("acme", "batch.completed", "batch_broken"), b"no event"),
+        (job_subjects.event("acme", "batch.completed", "batch_broken"), NO_EVENT),
+        (job_subjects.EVENT_CURSOR, b"no cursor"),
+        (job_subjects.EVENT_CURSOR, b'{"WEBHOOKS": null}'),
     ],
 )
 async def test_what_cannot_be_read_stops_nothing_else(

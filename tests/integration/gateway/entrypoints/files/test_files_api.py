@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from streams import subjects, topology
+from streams import job_subjects, topology
 from streams.broker.broker_client import Broker
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
@@ -275,6 +275,6 @@ async def test_a_lost_chunk_is_an_error_and_not_a_shorter_file(nats_url: str) ->
         stored_chunks(nats_url) as broker,
     ):
         file = await client.files.create(file=("a.txt", b"x" * 10), purpose="user_data")
-        await broker.purge(topology.FILES, subjects.ALL_FILES, 0)
+        await broker.purge(topology.FILES, job_subjects.ALL_FILES, 0)
         with pytest.raises(openai.InternalServerError, match="not in the broker's store"):
             await client.files.content(file.id)

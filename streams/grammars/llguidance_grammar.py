@@ -16,8 +16,8 @@ import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from streams.errors import BadGrammar
+from streams.grammars.regex_repetition import count_repeated
 from streams.messages import Grammar
-from streams.regex_repetition import count_repeated
 
 MAX_CHARACTERS = 65_536
 MAX_REMAINDERS = 10_000  # `multipleOf` compiles to one state each: 25 ms; 8 s at 1,000,000
