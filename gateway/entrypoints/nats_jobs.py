@@ -33,7 +33,7 @@ from registry.tenant_records import Tenant
 from streams import job_subjects
 from streams.errors import BrokerUnavailable, Forbidden, InternalError, MillstreamError, NotFound
 from streams.headers import MAX_HEADER_BYTES
-from streams.records.cas_records import RecordChanged
+from streams.records.cas.cas_records import RecordChanged
 from streams.records.files.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
 from streams.subjects import OTHER

@@ -12,7 +12,8 @@ ledger_checks    whether a record of the ledger is what its subject says
 usage_rollups    the ledger, added up by day
 usage_sums, cost_sums  what is added up
 dead_letters     work that nobody could finish
-files/           tenants' files: records in a bucket (by `cas_records`), bytes in chunks
+files/           tenants' files: records in a bucket, bytes in chunks
+cas/             what many processes change: records by compare-and-set
 jobs/            batches, and the results of their lines
 responses/       stored responses, and what continues them
 webhooks/        events that tenants' own servers are told of

@@ -29,7 +29,7 @@ from gateway.entrypoints.responses.stored_stream import StoredStream
 from streams.errors import Ended, PayloadTooLarge
 from streams.headers import MAX_HEADER_BYTES
 from streams.messages import Record
-from streams.records.cas_records import RecordChanged
+from streams.records.cas.cas_records import RecordChanged
 from streams.records.responses.response_records import StoredResponse
 
 log = structlog.get_logger()

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from streams import job_subjects, messages
+from streams.records.cas.cas_record import CasRecord
 
 CHUNK_BYTES = 512 * 1024
 INDEX_PURPOSE = "batch_index"  # of files that are no tenant's to see
@@ -48,7 +49,7 @@ class ChunkRange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StoredFile:
+class StoredFile(CasRecord):
     """A file of a tenant: its name, purpose and state, and the parts that hold its bytes.
 
     `size` is in bytes: as it was announced, and once the file is ready its real one. Times are
@@ -73,11 +74,6 @@ class StoredFile:
     unused: tuple[str, ...] = ()
     key: str = ""
     ended_at: int = 0
-    revision: int = 0
-
-    def pack(self) -> bytes:
-        """Return the record as msgpack, without its revision."""
-        return messages.pack({k: v for k, v in vars(self).items() if k != "revision"})
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:

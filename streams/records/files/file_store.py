@@ -17,7 +17,7 @@ from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import MillstreamError, NotFound, StorageFull, StorageQuotaExceeded
 from streams.headers import MAX_HEADER_BYTES
-from streams.records.cas_records import STORE_SECONDS, CasRecords, RecordChanged
+from streams.records.cas.cas_records import STORE_SECONDS, CasRecords, RecordChanged
 from streams.records.files.chunk_cache import ChunkCache
 from streams.records.files.file_records import (
     CHUNK_BYTES,

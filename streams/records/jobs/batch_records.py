@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from streams import messages
+from streams.records.cas.cas_record import CasRecord
 from streams.records.jobs.run_hours import RunHours
 
 MAX_ERRORS = 100  # of an input file, told to the client
@@ -51,7 +52,7 @@ class BatchUsage:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(CasRecord):
     """A batch of a tenant: one request for each line of its input file.
 
     `times` has the epoch second at which each status began, and `expires_at` is when the batch's
@@ -101,11 +102,6 @@ class Batch:
     stored_bytes: int = 0
     retry_of: str = ""
     event_due: bool = False
-    revision: int = 0
-
-    def pack(self) -> bytes:
-        """Return the record as msgpack, without its revision."""
-        return messages.pack({k: v for k, v in vars(self).items() if k != "revision"})
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:

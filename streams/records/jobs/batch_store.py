@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker
-from streams.records.cas_records import CasRecords
+from streams.records.cas.cas_records import CasRecords
 from streams.records.jobs.batch_records import Batch
 
 

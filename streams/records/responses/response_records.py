@@ -12,13 +12,14 @@ from typing import Any, Self
 
 from streams import messages
 from streams.headers import ItemRef
+from streams.records.cas.cas_record import CasRecord
 
 ITEM = 0  # the index of a response's only item
 _ID_DIGITS = 32
 
 
 @dataclass(frozen=True)
-class StoredResponse:
+class StoredResponse(CasRecord):
     """A response of a tenant, as it was asked for.
 
     `body` is the JSON of the request, checked. Times are epoch seconds: after `expires_at` the
@@ -39,11 +40,6 @@ class StoredResponse:
     attempt: int = 1
     is_cancelled: bool = False
     is_deleted: bool = False
-    revision: int = 0
-
-    def pack(self) -> bytes:
-        """Return the record as msgpack, without its revision."""
-        return messages.pack({k: v for k, v in vars(self).items() if k != "revision"})
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:

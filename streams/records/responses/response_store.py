@@ -5,7 +5,7 @@ from collections.abc import Callable
 from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import StorageFull
-from streams.records.cas_records import STORE_SECONDS, CasRecords
+from streams.records.cas.cas_records import STORE_SECONDS, CasRecords
 from streams.records.jobs.item_results import ItemResult
 from streams.records.jobs.result_store import read_result
 from streams.records.responses.response_records import ITEM, StoredResponse

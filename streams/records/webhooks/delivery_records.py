@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
 from streams import messages, subjects
+from streams.records.cas.cas_record import CasRecord
 
 MAX_ATTEMPTS_SHOWN = 20  # of one delivery, also when it was asked for again and again
 
@@ -44,7 +45,7 @@ class DeliveryAttempt:
 
 
 @dataclass(frozen=True)
-class WebhookDelivery:
+class WebhookDelivery(CasRecord):
     """Record of one event and one endpoint.
 
     `body` is what is posted, each time the same. The next attempt is due at `due_at`, in epoch
@@ -64,16 +65,11 @@ class WebhookDelivery:
     tries: int = 0
     attempts: tuple[DeliveryAttempt, ...] = ()
     is_test: bool = False
-    revision: int = 0
 
     @property
     def key(self) -> DeliveryKey:
         """The names by which it is found."""
         return DeliveryKey(self.tenant, self.endpoint, self.event)
-
-    def pack(self) -> bytes:
-        """Return the record as msgpack, without its revision."""
-        return messages.pack({k: v for k, v in vars(self).items() if k != "revision"})
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:

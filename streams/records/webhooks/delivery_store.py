@@ -6,7 +6,7 @@ import structlog
 
 from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker
-from streams.records.cas_records import CasRecords, RecordChanged
+from streams.records.cas.cas_records import CasRecords, RecordChanged
 from streams.records.webhooks.delivery_records import DeliveryKey, WebhookDelivery
 
 log = structlog.get_logger()

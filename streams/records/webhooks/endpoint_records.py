@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from streams import messages, subjects
+from streams.records.cas.cas_record import CasRecord
 
 OVERLAP_SECONDS = 24 * 3600  # for which an old secret still signs, where that is asked for
 MAX_SECRETS = 8  # of one endpoint, if it is rotated again and again within the overlap
@@ -18,7 +19,7 @@ class SigningSecret:
 
 
 @dataclass(frozen=True)
-class WebhookEndpoint:
+class WebhookEndpoint(CasRecord):
     """A server of a tenant's that is told of events: where it is, and of which.
 
     `secrets` are the newest first. Times are epoch seconds; `updated_at` is that of the last change
@@ -37,11 +38,6 @@ class WebhookEndpoint:
     secrets: tuple[SigningSecret, ...] = ()
     disabled_reason: str = ""
     is_deleted: bool = False
-    revision: int = 0
-
-    def pack(self) -> bytes:
-        """Return the record as msgpack, without its revision."""
-        return messages.pack({k: v for k, v in vars(self).items() if k != "revision"})
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from streams import job_subjects, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.errors import StorageQuotaExceeded
-from streams.records.cas_records import CasRecords
+from streams.records.cas.cas_records import CasRecords
 from streams.records.webhooks.endpoint_records import WebhookEndpoint
 
 MAX_ENDPOINTS = 20  # of a tenant

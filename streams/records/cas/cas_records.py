@@ -5,26 +5,17 @@ For state that grows with use, which no process keeps in memory.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import structlog
 
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
 from streams.errors import StorageFull
 from streams.headers import EXPECTED_LAST
+from streams.records.cas.cas_record import CasRecord
 
 log = structlog.get_logger()
 STORE_SECONDS = 10.0  # for which a record is tried again while the broker does not answer
-
-
-class CasRecord(Protocol):
-    """A frozen record that knows the sequence under which it is stored; 0 before it is."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def revision(self) -> int: ...
-    def pack(self) -> bytes: ...
 
 
 R = TypeVar("R", bound=CasRecord)
