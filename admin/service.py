@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from admin.operations import Handler, Operations
 from admin.price_operations import PriceOperations
 from admin.settings import AdminSettings
 from api.authentication.authenticator import Authenticator
-from api.authentication.identity_provider import open_providers
+from api.authentication.identity_provider import IdentityProvider, open_providers
 from registry.credentials.key_pepper import Pepper, read_pepper
 from registry.credentials.keys import Keys
 from registry.credentials.tenant_accounts import TenantAccounts
@@ -98,15 +98,7 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             handlers = _make_handlers(broker, records, pepper, updates)
             api = AdminApi({**handlers, **AuditOperations(audit_log).handlers}, trail)
             providers = open_providers(stack, settings.oidc)
-            authenticator = Authenticator(
-                records.tenants,
-                records.keys,
-                pepper,
-                providers,
-                broker.clock.now,
-                refuses_weak=False,
-            )
-            keys = AdminKeys(own_keys, authenticator)
+            keys = _make_keys(own_keys, records, pepper, providers, broker)
             checks["records"] = lambda: True
             server = AdminServer(build_app(api, keys, checks))
             working = [
@@ -125,6 +117,20 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             await serving
             for task in working:
                 task.cancel()
+
+
+def _make_keys(
+    own_keys: dict[str, str],
+    records: Records,
+    pepper: Pepper | None,
+    providers: Iterable[IdentityProvider],
+    broker: Broker,
+) -> AdminKeys:
+    """Return the keys that open the API: those of the settings, managed keys and tokens."""
+    authenticator = Authenticator(
+        records.tenants, records.keys, pepper, providers, broker.clock.now, refuses_weak=False
+    )
+    return AdminKeys(own_keys, authenticator)
 
 
 async def _begin_audit(
