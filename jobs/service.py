@@ -69,7 +69,7 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         await quotas.open()
         ledger_space = LedgerSpace(broker)
         parts = await _build_parts(stack, settings, broker, quotas, ledger_space)
-        leases = [
+        leases = files_lease, webhooks_lease, responses_lease = [
             Lease(broker, name, settings.id, LeaseBucket(broker))
             for name in (FILES_LEASE, WEBHOOKS_LEASE, RESPONSES_LEASE)
         ]
@@ -77,14 +77,14 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
             stack.push_async_callback(lease.release)
         caller = WebhookCaller(WebhookPolicy(settings.webhook_network))
         stack.callback(caller.close)
-        webhooks = WebhookDeliverer(broker, leases[1], caller, settings.webhook_retry_seconds)
-        responses = BackgroundResponses(broker, parts.registry, parts.feeder, leases[2])
+        webhooks = WebhookDeliverer(broker, webhooks_lease, caller, settings.webhook_retry_seconds)
+        responses = BackgroundResponses(broker, parts.registry, parts.feeder, responses_lease)
         async with asyncio.TaskGroup() as tasks:
             working = [
                 *(tasks.create_task(each.run(), name="lease") for each in leases),
                 tasks.create_task(quotas.run(), name="quotas"),
                 tasks.create_task(ledger_space.run(), name="ledger"),
-                tasks.create_task(FileSweeper(broker, leases[0]).run(), name="files"),
+                tasks.create_task(FileSweeper(broker, files_lease).run(), name="files"),
                 tasks.create_task(webhooks.run(), name="webhooks"),
                 tasks.create_task(BatchSupervisor(parts, settings.id).run(), name="batches"),
                 tasks.create_task(responses.run(), name="responses"),
