@@ -96,7 +96,8 @@ class ServiceRate:
         self._backlogged = False
         self._workers = 1
         self._capacity_tokens = 0.0
-        self._charge = DecayingRatio(MEMORY_REQUESTS, prior=DEFAULT_CHARGE)
+        # The prior weighs as one token: requests that end before they run were charged nothing
+        self._charge = DecayingRatio(MEMORY_REQUESTS, prior=DEFAULT_CHARGE, weight=1.0)
         self._correction = DecayingRatio(MEMORY_REQUESTS, prior=1.0, weight=TRUSTED_SECONDS)
         self._squared_errors = DecayingRatio(
             MEMORY_REQUESTS, prior=DEFAULT_UNCERTAINTY**2, weight=TRUSTED_SECONDS**2
@@ -190,7 +191,7 @@ class ServiceRate:
     def charge_per_token(self) -> float:
         """Mean service of ended requests, in virtual tokens, per token that they had reserved.
 
-        It is `DEFAULT_CHARGE` (2) before any request has ended.
+        It is `DEFAULT_CHARGE` (2) before any request has ended, and always above 0.
         """
         return self._charge.value
 
