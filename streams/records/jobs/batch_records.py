@@ -119,8 +119,8 @@ class Batch(CasRecord):
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes of RESULTS that the batch may still take."""
-        return max(0, self.reserved_bytes - self.stored_bytes)
+        """Bytes of RESULTS that the batch may still take; 0 when it has ended."""
+        return 0 if self.status.is_final else max(0, self.reserved_bytes - self.stored_bytes)
 
     def may_run(self, now: float) -> bool:
         """Return True if lines may be published at an epoch second."""

@@ -242,20 +242,17 @@ async def test_requests_wait_while_answers_have_no_room(
     monkeypatch.setattr(answer_space, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(answer_space, "_RETRY_SECONDS", 0.2)
     async with cell(nats_url) as _, producer(nats_url) as p, producer_client(nats_url) as client:
-        answered = 0
         for number in range(20):
             await p.submit({"prompt": "x" * 50, "max_tokens": 20}, f"n{number}", Answer="durable")
         await eventually(lambda: held_back(nats_url))
         answered = len(p.ended())
         assert 0 < answered < 20
-        for _ in range(20):
+        while answered < 20:
             for number in range(20):
                 if await read(client, f"n{number}"):
                     await purge(client, f"n{number}")
-            if len(p.ended()) == 20:
-                break
-            before = len(p.ended())
-            await eventually(lambda before=before: len(p.ended()) > before)  # type: ignore[misc]
+            await eventually(lambda known=answered: len(p.ended()) > known)  # type: ignore[misc]
+            answered = len(p.ended())
         assert {record["type"] for record in p.ended()} == {"done"}
         assert len(p.ended()) == 20
 

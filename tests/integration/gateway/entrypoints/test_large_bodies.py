@@ -70,7 +70,9 @@ async def test_a_cancel_does_not_overtake_the_large_frame_before_it(
         while len(ends) < len(ids):
             frame = await socket.receive()
             ends += [frame] if frame["type"] in ("done", "error") else []
-        assert [end.get("finish_reason") for end in ends] == ["cancelled"] * len(ids)
+        assert [(end.get("finish_reason"), end.get("code")) for end in ends] == [
+            ("cancelled", None)
+        ] * len(ids)
 
 
 async def test_bytes_count_against_the_pace(
