@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import settings
 
 from gpu_worker.engines import openmp_runtime
 from tests.support.accounts_server import AccountsServer, unguard
+from tests.support.stall_watch import MachineStalled, StallWatch
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine-design.md,
@@ -30,6 +32,24 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # What a command prints on stdout is its JSON alone, as in a process of its own. Looked up for each
 # line, since pytest replaces it.
 structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
+
+
+stall_watch = StallWatch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """What a test missed while the machine stood still is no verdict: `--only-rerun` runs it again.
+
+    Any other error than of an expectation or a timeout is one however slow the machine is.
+    """
+    began = time.monotonic()
+    try:
+        return (yield)
+    except (AssertionError, TimeoutError) as error:
+        if stalled := stall_watch.longest_since(began):
+            raise MachineStalled(f"for {stalled:.1f} s; {error!r}") from error
+        raise
 
 
 @pytest.fixture

@@ -39,3 +39,10 @@ def test_what_is_no_id_names_no_batch(told: str) -> None:
     with pytest.raises(NotFound):
         parse_batch_id(told)
     assert parse_batch_id(batch_id(BATCH)) == BATCH.id
+
+
+def test_a_batch_that_has_ended_is_promised_no_room() -> None:
+    """Though services have yet to tell of its end."""
+    running = replace(BATCH, reserved_bytes=1000, stored_bytes=100)
+    assert running.promised_bytes == 900
+    assert running.at_status(BatchStatus.CANCELLED, 200).promised_bytes == 0

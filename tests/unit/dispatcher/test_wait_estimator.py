@@ -56,15 +56,15 @@ class Model:
             self.books.queue.enqueue(queued_request(self.number, tenant, priority), self.now)
             self.number += 1
 
-    def serve(self, count: int) -> None:
-        """So many requests, in the fair order."""
+    def serve(self, count: int, service: int = 150) -> None:
+        """So many requests, in the fair order, each of which takes so many virtual tokens."""
         for _ in range(count):
             item = self.books.queue.peek(self.now)
             assert item
             self.books.fleet.apply_heartbeat(beat(free=1), self.now)
             self.books.reserve(item, "1", self.now)
             self.books.mark_published(item.request_id, item.seq, duplicate=False)
-            self.books.settle(item.request_id, 150, self.now)
+            self.books.settle(item.request_id, service, self.now)
             self.now += STEP
             self.books.fleet.apply_heartbeat(beat(), self.now)
             self.books.tick(self.now)
@@ -118,6 +118,13 @@ def run(model: Model, count: int, seconds: float, generated: int) -> None:
     model.books.fleet.apply_heartbeat(beat(), model.now)
     model.books.apply_heartbeat(replace(beat(), progress=progress), model.now)
     model.books.tick(model.now)
+
+
+def test_requests_that_were_cancelled_unserved_leave_a_wait(model: Model) -> None:
+    """They were charged nothing, so that no counter tells how far a tenant's queue goes."""
+    model.ask("acme", 20)
+    model.serve(10, service=0)
+    assert model.wait("acme") == pytest.approx(11 * STEP, rel=0.25)
 
 
 def test_before_anything_has_advanced_nobody_is_told_a_wait(model: Model) -> None:
