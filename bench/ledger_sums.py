@@ -45,7 +45,7 @@ TRIES, PAUSE_SECONDS = 60, 0.5  # of a client whose request is not answered
 SEGMENT_BYTES = max(100_000, 10 * REQUESTS)
 PRICES = (Price(150_000, 600_000, 75_000), Price(200_000, 500_000), Price(7, 11, 3))
 KILLED = ("gateway-0", "worker-0", "dispatcher", "admin", "gateway-1", "worker-1")
-TENANT, SETTLE_SECONDS = "acme", 120.0
+TENANT, SETTLE_SECONDS = "acme", max(120.0, REQUESTS / 1000)
 DEADLINE_SECONDS = 120.0  # after it, what a killed gateway had reserved is given back
 READ_SECONDS = 20.0  # between two times that new records of the token logs are read
 # They are never reached: with them the broker counts tokens and spend of the day
@@ -58,6 +58,7 @@ SHAPE = ClusterShape(
     deadline_seconds=DEADLINE_SECONDS,
     max_queued=10_000,
     quotas=QUOTAS,
+    ledger_bytes=max(2**28, 2000 * REQUESTS),  # no request is refused for want of room
 )
 _SIDES = ("logs", "counters", "usage", "export", "invoice", "invoice_of_ledger")
 

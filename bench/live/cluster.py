@@ -36,7 +36,7 @@ class ClusterShape:
     """The system to start: tenants, number of processes, the workers' engine, and the limits.
 
     `options` are the engine's; `goal_ms` is the goal for the time to first token, if any; `quotas`
-    are those of each tenant.
+    are those of each tenant; `ledger_bytes` is the size of the ledger, if another than by default.
     """
 
     tenants: Mapping[str, float]  # name -> weight
@@ -49,6 +49,7 @@ class ClusterShape:
     max_queued: int = 1000
     quotas: Mapping[str, float] = field(default_factory=dict)
     jobs: int = 0
+    ledger_bytes: int | None = None
 
     @property
     def model(self) -> Model:
@@ -155,7 +156,8 @@ def _services(
 ) -> Iterator[tuple[str, Sequence[str], Mapping[str, object]]]:
     """The name, command and settings of each process."""
     limits = {"default_deadline_seconds": shape.deadline_seconds}
-    yield "admin", (MOCK, "admin", "--config", str(tenants)), {}
+    ledger = {"ledger_bytes": shape.ledger_bytes} if shape.ledger_bytes else {}
+    yield "admin", (MOCK, "admin", "--config", str(tenants)), ledger
     for number, port in enumerate(ports):
         yield f"gateway-{number}", (MOCK, "gateway"), {"port": port, **limits}
     yield "dispatcher", (MOCK, "dispatcher"), {}
