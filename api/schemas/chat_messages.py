@@ -11,15 +11,15 @@ from api.schemas.fields import (
     Ignored,
     OnlyNull,
     check_plain_json,
-    describe_value,
-    unsupported_value,
     wrong_value,
 )
 from api.schemas.payload_element_limit import has_more
+from api.schemas.text_content import TextParts, parse_text_content
 
 MAX_MESSAGES = 4096
 MAX_CALLS = 128
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+_TEXT_FIELDS = {"text": "text", "refusal": "refusal"}  # by the type of a part
 _PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -27,32 +27,11 @@ _PART = {
 }
 
 
-TextParts = list[dict[str, str]]  # each `{"type": "text", "text": …}`
-
-
 def _parse_content(value: object) -> str | TextParts:
     """Return the text or the parts; null, which assistants send, and no parts are an empty text."""
     if not value and (value is None or isinstance(value, list)):
         return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return [{"type": "text", "text": _part_text(part)} for part in value]
-    raise wrong_value(f"must be a text or a list of parts, not {describe_value(value)}")
-
-
-def _part_text(part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise wrong_value("must have parts that are objects with a type")
-    if kind not in ("text", "refusal"):
-        raise unsupported_value(
-            f"has a part of type {describe_value(kind)}, only 'text' is supported"
-        )
-    text = part.get(kind)
-    if part.keys() - {"type", kind, "cache_control"} or not isinstance(text, str):
-        raise wrong_value(f"has a part of type {kind!r} that is not a text and nothing else")
-    return text
+    return parse_text_content(value, _TEXT_FIELDS, ("cache_control",))
 
 
 Content = Annotated[

@@ -14,7 +14,7 @@ from pydantic import (
 from pydantic import model_validator as check
 
 from api.schemas.batches import MAX_METADATA, MetadataKey, MetadataValue
-from api.schemas.chat_messages import MAX_MESSAGES, TextParts
+from api.schemas.chat_messages import MAX_MESSAGES
 from api.schemas.completions import (
     MediumVerbosity,
     ReasoningEffort,
@@ -34,41 +34,23 @@ from api.schemas.fields import (
     unsupported_value,
     wrong_value,
 )
+from api.schemas.text_content import TextParts, parse_text_content
 from api.schemas.tools import MAX_TOOLS
 from streams.errors import BadRequest
 
 Role = Literal["system", "developer", "user", "assistant"]
-_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_BESIDE_TEXT = {"type", "annotations", "logprobs", "prompt_cache_breakpoint"}
+_TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_BESIDE_TEXT = {"annotations", "logprobs", "prompt_cache_breakpoint"}
 OUTPUT_LOGPROBS = "message.output_text.logprobs"
 
 
 def _parse_content(value: object) -> str | TextParts:
-    """Return a text, or parts as chat messages have them."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return [{"type": "text", "text": _part_text(part)} for part in value]
-    raise wrong_value(f"must be a text or a list of parts, not {describe_value(value)}")
-
-
-def _part_text(part: object) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise wrong_value("must have parts that are objects with a type")
-    if kind not in _PARTS:
-        raise unsupported_value(
-            f"has a part of type {describe_value(kind)}, only texts are supported"
-        )
-    text = part.get(_PARTS[kind])
-    if part.keys() - {_PARTS[kind], *_BESIDE_TEXT} or not isinstance(text, str):
-        raise wrong_value(f"has a part of type {kind!r} that is not a text and nothing else")
-    return text
+    return parse_text_content(value, _TEXT_FIELDS, _BESIDE_TEXT)
 
 
 _PART = {
     "type": "object",
-    "properties": {"type": {"enum": [*_PARTS]}, "text": {"type": "string"}},
+    "properties": {"type": {"enum": [*_TEXT_FIELDS]}, "text": {"type": "string"}},
     "required": ["type"],
 }
 Content = Annotated[
