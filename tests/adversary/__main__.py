@@ -1,6 +1,6 @@
 """`python -m tests.adversary [--nodes 3] [--class NAME …] [--json]`: who reaches what.
 
-Every class of adversary attacks a running cell. Prints a table, or JSON; the exit status is 1 if
+Each class of adversary attacks a cell of its own. Prints a table, or JSON; the exit status is 1 if
 a class reached what is not its own, or if the control reached nothing.
 """
 
@@ -28,12 +28,12 @@ def main() -> int:
         with log:
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(log))
             chosen: list[Adversary] = words.adversary or list(Adversary)
-            run = asyncio.run(run_all(Path(home), words.nodes, chosen, _tell))
+            rows, ended = asyncio.run(run_all(Path(home), words.nodes, chosen, _tell))
     if words.json:
-        print(report.as_json(run.rows, run.victims.ended))
+        print(report.as_json(rows, ended))
     else:
-        report.show(run.rows, run.victims.ended)
-    return int(report.has_failed(run.rows))
+        report.show(rows, ended)
+    return int(report.has_failed(rows))
 
 
 def _tell(row: Row) -> None:

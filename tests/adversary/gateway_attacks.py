@@ -12,7 +12,7 @@ from websockets.typing import Subprotocol
 from admin.operation_table import OPERATIONS
 from tests.adversary.canaries import Received
 from tests.adversary.cell import KEYS, MALLORY, MODEL, NORTHWIND, TAILSPIN, RunningCell
-from tests.adversary.targets import DAY, MARK, Names
+from tests.adversary.target_subjects import DAY, MARK, Names
 from tests.support.gateways import JSON, HttpResponse, RunningGateway
 
 PUBLIC_HOST = "api.example.com"  # of a proxy before the gateway

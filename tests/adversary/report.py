@@ -11,7 +11,8 @@ class Row:
 
     `read` has the bytes of messages with others' secrets in them, by kind; `changed` says what was
     written or removed, and `moved` which requests ended otherwise than they should, beyond what is
-    promised of the class. `by_job` is what the class reached within its promise.
+    promised of the class. `by_job` is what the class reached within its promise. `seconds` are
+    those of the attack and of the victims' requests after it.
     """
 
     adversary: str
@@ -22,6 +23,7 @@ class Row:
     changed: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     by_job: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def is_hole(self) -> bool:
