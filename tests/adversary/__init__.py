@@ -7,5 +7,6 @@ canaries            what must not be read, and how it is recognised in what was 
 cell, victims       a cell with all services, and other tenants' requests that run throughout
 broker_attacks, worker_attacks, gateway_attacks, connection_attacks  what is tried
 store_audit         what is stored before and after, and what arrives in each account
+results_file        the newest run of each class in bench/results
 run, report         one adversary after the other; rows, the table, JSON
 """

@@ -27,7 +27,7 @@ from tests.adversary.cell import (
     running_cell,
 )
 from tests.adversary.promises import ONE_RIGHT, PROMISES, Adversary
-from tests.adversary.report import Row
+from tests.adversary.report import Row, Verdict
 from tests.adversary.store_audit import StoreAudit, StreamFacts, store_audit
 from tests.adversary.target_subjects import Names
 from tests.adversary.victims import Victims, running_victims
@@ -205,22 +205,18 @@ async def started_run(
         yield Run(cell, victims, audit, on_row)
 
 
-async def run_all(
+async def judge_each(
     home: Path,
     nodes: int,
     chosen: Collection[Adversary],
     on_row: Callable[[Row], None],
     attacks: Mapping[str, Attack] = ATTACKS,
-) -> tuple[list[Row], int]:
-    """All attacks of the chosen classes, each class on a cell of its own.
+) -> AsyncIterator[Verdict]:
+    """All attacks of the chosen classes, one class after the other, each on a cell of its own.
 
-    Returns the rows, and how many requests of victims have ended meanwhile. `attacks` are those
-    over the broker that every class makes.
+    `attacks` are those over the broker that every class makes.
     """
-    rows, ended = list[Row](), 0
     for number, adversary in enumerate(each for each in Adversary if each in chosen):
         async with started_run(home / str(number), nodes, on_row) as run:
             await run.attack(adversary, attacks)
-        rows += run.rows
-        ended += run.victims.ended
-    return rows, ended
+        yield Verdict(str(adversary), nodes, run.victims.ended, run.rows)

@@ -9,7 +9,7 @@ from tests.adversary import report
 from tests.adversary.broker_attacks import ATTACKS
 from tests.adversary.promises import Adversary
 from tests.adversary.report import Row
-from tests.adversary.run import run_all
+from tests.adversary.run import judge_each
 from tests.adversary.target_subjects import MARK
 
 QUICK = ("hear every subject", "publish on every subject")
@@ -36,7 +36,7 @@ async def test_nobody_reaches_what_is_not_his(tmp_path: Path) -> None:
         Adversary.JOBS,
     }
     attacks = {name: ATTACKS[name] for name in QUICK}
-    rows, _ = await run_all(tmp_path, 1, chosen, _ignore, attacks)
+    rows = [r async for v in judge_each(tmp_path, 1, chosen, _ignore, attacks) for r in v.rows]
     assert report.holes(rows) == []
     assert {row.adversary for row in rows} == {str(each) for each in chosen}
     assert all(row.tries for row in rows if not row.attack.startswith("end a request"))
@@ -49,9 +49,9 @@ async def test_nobody_reaches_what_is_not_his(tmp_path: Path) -> None:
 
 async def test_a_hole_is_found(tmp_path: Path) -> None:
     """A user with one right, but in a store: its questions' answers are obeyed."""
-    rows, _ = await run_all(tmp_path, 1, [Adversary.STORE_USER], _ignore)
-    (row,) = rows
+    (found,) = [each async for each in judge_each(tmp_path, 1, [Adversary.STORE_USER], _ignore)]
+    (row,) = found.rows
     assert row.is_hole
     assert any(MARK in each for each in row.changed)
-    assert report.has_failed(rows) is False
+    assert report.has_failed(found.rows) is False
     assert report.has_failed([]) is False
