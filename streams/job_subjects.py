@@ -1,5 +1,6 @@
 """NATS subjects of what outlives its client's connection: files, batches, responses, webhooks."""
 
+from enum import StrEnum
 from typing import Literal
 
 from streams.subjects import PREFIX, token
@@ -10,6 +11,17 @@ _RESPONSE_RECORDS = "$KV.responses."
 _PENDING_RESPONSES = f"{_RESPONSE_RECORDS}_pending."  # `_pending` is no tenant's name
 _WEBHOOK_ENDPOINTS, _DELIVERIES = "$KV.webhooks.", "$KV.deliveries."
 _TRY = "try-"
+
+
+class JobOperation(StrEnum):
+    """What a producer asks of a gateway about its batches."""
+
+    BEGIN = "begin"
+    ADD = "add"
+    START = "start"
+    STATUS = "status"
+    CANCEL = "cancel"
+    CONTENT = "content"
 
 
 def file_chunk(tenant: str, part: str, number: int) -> str:
@@ -197,6 +209,14 @@ def deliveries_to(tenant: str, endpoint: str) -> str:
     Raises `InvalidToken` for a name that cannot be part of a subject.
     """
     return f"{_DELIVERIES}{token(tenant)}.{token(endpoint)}.*"
+
+
+def job_question(tenant: str, operation: str) -> str:
+    """Return the subject on which a tenant's producer asks for an operation.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.jobs.{token(tenant)}.{token(operation)}"
 
 
 def parse_job_question(subject: str) -> tuple[str, str]:

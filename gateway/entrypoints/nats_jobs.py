@@ -33,6 +33,7 @@ from registry.tenant_records import Tenant
 from streams import job_subjects
 from streams.errors import BrokerUnavailable, Forbidden, InternalError, MillstreamError, NotFound
 from streams.headers import MAX_HEADER_BYTES
+from streams.job_subjects import JobOperation
 from streams.records.cas.cas_records import RecordChanged
 from streams.records.files.file_records import StoredFile
 from streams.records.jobs.batch_records import Batch
@@ -89,12 +90,12 @@ class NatsJobs:
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
         self._operations: Mapping[str, Callable[[_JobQuestion], Awaitable[_JobAnswer]]] = {
-            "begin": self._begin,
-            "add": self._add,
-            "start": self._start,
-            "status": self._status,
-            "cancel": self._cancel,
-            "content": self._read_content,
+            JobOperation.BEGIN: self._begin,
+            JobOperation.ADD: self._add,
+            JobOperation.START: self._start,
+            JobOperation.STATUS: self._status,
+            JobOperation.CANCEL: self._cancel,
+            JobOperation.CONTENT: self._read_content,
         }
 
     async def open(self) -> None:

@@ -5,12 +5,17 @@ replaces before it adds anything to a counter. So whatever a process had reserve
 be read, and given back if its request was never queued.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import structlog
 
 from streams import messages, subjects, topology
-from streams.broker.broker_client import Broker
+from streams.broker.broker_client import Broker, StoredMessage
 from streams.usage_accounts import Account
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,31 @@ async def read_all(broker: Broker) -> list[PendingReservation]:
     Reservations that were settled or given back since may be in it. Raises `BrokerUnavailable`.
     """
     found = await broker.read_subject(topology.RESERVATIONS, subjects.ALL_RESERVATIONS)
-    return [
-        messages.from_wire(PendingReservation, fields)
-        for message in found
-        for fields in messages.unpack(message.data)
-    ]
+    return [each for message in found for each in _read_message(message)]
+
+
+def _read_message(message: StoredMessage) -> list[PendingReservation]:
+    """Return what a process has pending; nothing, with a log event, if that cannot be read.
+
+    Whoever may reserve may write anything here, and that must not end other processes.
+    """
+    try:
+        return [_from_wire(fields) for fields in messages.unpack(message.data)]
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        log.error("record_unreadable", subject=message.subject, reason=repr(error))
+        return []
+
+
+def _from_wire(fields: Mapping[str, Any]) -> PendingReservation:
+    """Return a reservation whose fields have the right types; raises as `_read_message` expects."""
+    found = PendingReservation(
+        request_id=str(fields["request_id"]),
+        cause=str(fields["cause"]),
+        packed_account=str(fields["packed_account"]),
+        reserved_ms=int(fields["reserved_ms"]),
+        expires_at=float(fields["expires_at"]),
+        ledger_seq=int(fields["ledger_seq"]),
+    )
+    if not all(map(str.isprintable, (found.cause, *found.account.reserved))):
+        raise ValueError("the cause or a counter's name cannot be sent")
+    return found

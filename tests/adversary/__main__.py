@@ -1,6 +1,6 @@
-"""`python -m tests.adversary [--nodes 3] [--class NAME …] [--json]`: who reaches what.
+"""`python -m tests.adversary [--nodes 3] [--class NAME …] [--json] [--results]`: who reaches what.
 
-Every class of adversary attacks a running cell. Prints a table, or JSON; the exit status is 1 if
+Each class of adversary attacks a cell of its own. Prints a table, or JSON; the exit status is 1 if
 a class reached what is not its own, or if the control reached nothing.
 """
 
@@ -13,27 +13,35 @@ from pathlib import Path
 
 import structlog
 
-from tests.adversary import report
+from tests.adversary import report, results_file
 from tests.adversary.promises import Adversary
-from tests.adversary.report import Row
-from tests.adversary.run import run_all
+from tests.adversary.report import Row, Verdict
+from tests.adversary.run import judge_each
 
 
 def main() -> int:
     """0 if nobody but the control reached what is not its own."""
     words = _parser().parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # no server is left behind
+    verdicts = asyncio.run(_judge(words))
+    if words.json:
+        print(report.as_json(verdicts))
+    else:
+        report.show(verdicts)
+    return int(report.has_failed(report.rows_of(verdicts)))
+
+
+async def _judge(words: argparse.Namespace) -> list[Verdict]:
+    verdicts = list[Verdict]()
     with tempfile.TemporaryDirectory(prefix="adversary-") as home:
-        log = (words.log or Path(home) / "services.log").open("w", buffering=1)
-        with log:
+        with (words.log or Path(home) / "services.log").open("w", buffering=1) as log:
             structlog.configure(logger_factory=structlog.PrintLoggerFactory(log))
             chosen: list[Adversary] = words.adversary or list(Adversary)
-            run = asyncio.run(run_all(Path(home), words.nodes, chosen, _tell))
-    if words.json:
-        print(report.as_json(run.rows, run.victims.ended))
-    else:
-        report.show(run.rows, run.victims.ended)
-    return int(report.has_failed(run.rows))
+            async for verdict in judge_each(Path(home), words.nodes, chosen, _tell):
+                verdicts.append(verdict)
+                if words.results:
+                    results_file.add(verdict)
+    return verdicts
 
 
 def _tell(row: Row) -> None:
@@ -54,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         help=", ".join(f"`{each}`" for each in Adversary),
     )
     parser.add_argument("--json", action="store_true", help="print one object of JSON")
+    parser.add_argument(
+        "--results", action="store_true", help="add to bench/results/adversary-DATE"
+    )
     parser.add_argument("--log", type=Path, help="where the services' log goes")
     return parser
 

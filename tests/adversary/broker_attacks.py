@@ -5,14 +5,17 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
+from gateway.entrypoints.nats_jobs import ERROR
 from streams import subjects, topology
 from streams.subjects import PoolKey, Priority
-from tests.adversary import targets
+from tests.adversary import api_calls
+from tests.adversary.api_calls import API_PREFIXES, Call, stream_names
 from tests.adversary.canaries import Received
 from tests.adversary.cell import MALLORY, MODEL, NORTHWIND, SECOND, TAILSPIN
 from tests.adversary.promises import Promise
-from tests.adversary.targets import API_PREFIXES, MADE_UP, MARK, Call, Names
+from tests.adversary.target_subjects import MADE_UP, MARK, WILDCARDS, Names, subjects_of
 from tests.support.accounts_cell import AccountClient
 
 _QUESTIONS = (None, {"seq": 1}, {"last_by_subj": f"infer.dead.{MARK}.{MARK}"})
@@ -48,11 +51,20 @@ class Attacker:
     refused: int = 0
     reached: dict[str, int] = field(default_factory=dict)  # by its job, beside what is read
     effects: list[str] = field(default_factory=list)  # what others were made to believe
+    _heard: list[Subscription] = field(default_factory=list)
 
     async def open(self) -> None:
         """Hear everything that is sent to the attacker itself."""
         await self.client.subscribe(f"{self.inbox}.>", cb=self.note)
         await self.client.flush()
+
+    async def begin(self, received: Received) -> None:
+        """Count anew, for another attack; what the last one heard is heard no more."""
+        heard, self._heard = self._heard, []
+        for each in heard:
+            await each.unsubscribe()
+        self.received, self.tries, self.refused = received, 0, 0
+        self.effects, self.reached = [], {}
 
     async def note(self, message: Msg) -> None:
         headers = "\n".join(f"{k}: {v}" for k, v in (message.headers or {}).items())
@@ -74,9 +86,21 @@ class Attacker:
         """Subscribe to all of them, alone and in a queue group."""
         subscribed = list(wanted)
         for subject in subscribed:
-            await self.client.subscribe(subject, cb=self.note)
-            await self.client.subscribe(subject, queue=MARK, cb=self.note)
+            for queue in ("", MARK):
+                self._heard.append(await self.client.subscribe(subject, queue, cb=self.note))
         await self._count([*subscribed, *subscribed])
+
+    async def ask(self, call: Call, told: Iterable[str]) -> None:
+        """Make a call and read its answer, but for the words that it repeats of the question."""
+        answer = await self.client.request(
+            call.subject, call.payload, timeout=60, headers=call.headers or None
+        )
+        said = answer.data
+        for word in told:
+            said = said.replace(word.encode(), b"")
+        self.received.add(said)
+        self.tries += 1
+        self.refused += ERROR in (answer.headers or {})
 
     async def _count(self, tried: Sequence[str]) -> None:
         """Add what was tried, and what the server has refused of it before it answered a ping."""
@@ -98,18 +122,18 @@ Attack = Callable[[Attacker], Awaitable[None]]
 
 async def publish_everywhere(attacker: Attacker) -> None:
     """Every subject, with the names of requests that run; where that is its job, made-up ones."""
-    made_up = targets.subjects_of(MADE_UP)
+    made_up = subjects_of(MADE_UP)
     for names in attacker.victims():
-        aimed = zip(targets.subjects_of(names), made_up, strict=True)
+        aimed = zip(subjects_of(names), made_up, strict=True)
         chosen = [b if attacker.promise.allows(a) else a for a, b in aimed]
         await attacker.make(Call(each, f"{MARK}".encode()) for each in (*chosen, *made_up))
 
 
 async def hear_everything(attacker: Attacker) -> None:
     """Every subject and many wildcards, while the victims' requests run on."""
-    aimed = [each for names in attacker.victims() for each in targets.subjects_of(names)]
-    wide = [_widen(each) for each in targets.subjects_of(MADE_UP)]
-    await attacker.listen(dict.fromkeys((*targets.WILDCARDS, *wide, *aimed)))
+    aimed = [each for names in attacker.victims() for each in subjects_of(names)]
+    wide = [_widen(each) for each in subjects_of(MADE_UP)]
+    await attacker.listen(dict.fromkeys((*WILDCARDS, *wide, *aimed)))
 
 
 def _widen(subject: str) -> str:
@@ -119,23 +143,23 @@ def _widen(subject: str) -> str:
 async def ask_jetstream(attacker: Attacker) -> None:
     """Every call of the API, for each stream and bucket, under each prefix."""
     for names in attacker.victims()[:1]:
-        for stream in targets.stream_names(TAILSPIN, MALLORY):
+        for stream in stream_names(TAILSPIN, MALLORY):
             for prefix in API_PREFIXES:
-                calls = targets.api_calls(stream, names, prefix)
+                calls = api_calls.api_calls(stream, names, prefix)
                 await attacker.make(call for call in calls if not attacker.is_own(call))
 
 
 async def copy_streams(attacker: Attacker) -> None:
     """Streams that source or mirror others, and changes of others' configuration."""
-    for stream in targets.stream_names(TAILSPIN, MALLORY):
+    for stream in stream_names(TAILSPIN, MALLORY):
         for prefix in API_PREFIXES:
-            await attacker.make(targets.copying_calls(stream, prefix))
+            await attacker.make(api_calls.copying_calls(stream, prefix))
 
 
 async def answer_elsewhere(attacker: Attacker) -> None:
     """The confused deputy: whatever may be asked, to be answered on each subject of others."""
-    made_up = [*_DESTRUCTIVE, *targets.subjects_of(MADE_UP)]
-    aimed = [each for names in attacker.victims() for each in targets.subjects_of(names)]
+    made_up = [*_DESTRUCTIVE, *subjects_of(MADE_UP)]
+    aimed = [each for names in attacker.victims() for each in subjects_of(names)]
     is_tenant = attacker.promise.account is None
     for subject in attacker.promise.own_subjects():
         if subject.endswith(_VICTIMS_POOL):
@@ -157,11 +181,11 @@ async def deliver_elsewhere(attacker: Attacker) -> None:
         topology.WORK: subjects.work(PoolKey(MODEL, "1", Priority.STANDARD)),
         topology.REQUESTS: subjects.requests_of(MODEL),
     }
-    for stream in targets.stream_names(TAILSPIN, MALLORY):
+    for stream in stream_names(TAILSPIN, MALLORY):
         chosen = filters.get(stream, "infer.>")
         for prefix in API_PREFIXES:
             for consumer in (MARK, names.consumer):
-                calls = targets.delivering_calls(stream, prefix, consumer, chosen, places)
+                calls = api_calls.delivering_calls(stream, prefix, consumer, chosen, places)
                 await attacker.make(call for call in calls if not attacker.is_own(call))
 
 
@@ -202,11 +226,22 @@ async def spoof_headers(attacker: Attacker) -> None:
     for subject in attacker.promise.own_subjects():
         if subject.endswith(_VICTIMS_POOL):
             continue
-        found = targets.spoofing_headers(MARK, f"infer.cancel.{NORTHWIND}.{victim.request}")
-        found += targets.spoofing_headers(MARK, f"$KV.tenants.{MARK}")
+        found = api_calls.spoofing_headers(MARK, f"infer.cancel.{NORTHWIND}.{victim.request}")
+        found += api_calls.spoofing_headers(MARK, f"$KV.tenants.{MARK}")
         if not attacker.promise.allows("infer.token.0.x.y.z"):  # else ids of requests are its own
-            found += targets.spoofing_headers(victim.request, f"infer.gone.{MARK}")
+            found += api_calls.spoofing_headers(victim.request, f"infer.gone.{MARK}")
         await attacker.make(Call(subject, MARK.encode(), headers=each) for each in found)
+
+
+async def ask_for_jobs(attacker: Attacker) -> None:
+    """A producer's questions about batches, as oneself and as the victims, about theirs."""
+    for names in attacker.victims():
+        for tenant in (MALLORY, names.tenant):
+            for call in api_calls.job_calls(tenant, names):
+                if attacker.promise.allows(call.subject):
+                    await attacker.ask(call, (names.batch, names.file))
+                else:
+                    await attacker.make([call])
 
 
 ATTACKS: dict[str, Attack] = {
@@ -218,4 +253,5 @@ ATTACKS: dict[str, Attack] = {
     "have work delivered elsewhere": deliver_elsewhere,
     "pull others' work": pull_others_work,
     "spoof headers": spoof_headers,
+    "ask for others' batches": ask_for_jobs,
 }

@@ -8,13 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from streams.messages import pack_tokens
+from streams.records.webhooks.signatures import SECRET_PREFIX
 
 _REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
 _BATCH_ID = re.compile(rb"(?<![0-9a-f])[0-9a-f]{24}(?![0-9a-f])")  # and of a file
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]{24,}={0,2}")  # JetStream's JSON has messages so
 
 KEYS, TENANTS, REQUESTS, BATCHES = "keys", "tenants", "requests", "batches"
-OF_BATCHES = "batches' lines"  # where prompts are that are to no model alone
+WEBHOOKS = "secrets of webhooks"
+# Where prompts are that are to no model alone
+OF_BATCHES, OF_RESPONSES = "batches' lines", "stored responses"
 
 
 def prompts_of(model: str) -> str:
@@ -45,6 +48,11 @@ class Canaries:
         forms = (key.encode(), digest.digest(), digest.hexdigest().encode())
         self.strings.setdefault(KEYS, set()).update(forms)
         self.strings.setdefault(TENANTS, set()).add(name.encode())
+
+    def add_webhook(self, secret: str) -> None:
+        """The signing secret of an endpoint as its owner was told it, and as it is stored."""
+        text = secret.removeprefix(SECRET_PREFIX)
+        self.strings.setdefault(WEBHOOKS, set()).update((text.encode(), base64.b64decode(text)))
 
     def find(self, data: bytes) -> set[str]:
         """The kinds of secrets in what was received, also where a part of it is in base64."""
@@ -84,8 +92,8 @@ class Received:
 
     def search(self) -> Mapping[str, int]:
         """Bytes of messages with a secret in them, by kind; ids that are known by now count."""
-        for data in self._unsearched:
+        unsearched, self._unsearched = self._unsearched, []
+        for data in unsearched:
             for kind in self._canaries.find(data):
                 self.bytes_by_kind[kind] = self.bytes_by_kind.get(kind, 0) + len(data)
-        self._unsearched.clear()
         return self.bytes_by_kind

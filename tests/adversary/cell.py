@@ -6,6 +6,7 @@ import traceback
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ KEYS = {
 }
 MODEL, SECOND = "mock", "second"  # the first one's worker is w1, the second one's is w2
 STOLEN = "w3"  # a user of a worker of the second model, whose credentials are stolen
+LOOPBACK = IPv4Network("127.0.0.0/8")  # where endpoints of webhooks may be
 START_SECONDS = 240.0  # three servers elect leaders of twenty streams
 MOCK_SPEED = {"ttft_ms": 5, "itl_ms": 3}
 
@@ -169,6 +171,7 @@ async def _start_services(stack: AsyncExitStack, cell: RunningCell) -> None:
             port=free_port(),
             metrics_port=cell.metrics_port if number == 0 else 0,
             drain_seconds=5,
+            webhook_network=(LOOPBACK,),
         )
         service = _Noted(gateway.service, cell)
         stop = await stack.enter_async_context(running(service, settings))
@@ -177,7 +180,12 @@ async def _start_services(stack: AsyncExitStack, cell: RunningCell) -> None:
         nats=cell.url(2), nats_creds=cell.creds(UserClass.DISPATCHER, "d1"), id="d1"
     )
     await stack.enter_async_context(running(_Noted(dispatcher.service, cell), leading))
-    feeding = JobsSettings(nats=cell.url(1), nats_creds=cell.creds(UserClass.JOBS, "j1"), id="j1")
+    feeding = JobsSettings(
+        nats=cell.url(1),
+        nats_creds=cell.creds(UserClass.JOBS, "j1"),
+        id="j1",
+        webhook_network=(LOOPBACK,),
+    )
     await stack.enter_async_context(running(_Noted(jobs.service, cell), feeding))
     for number, (name, model) in enumerate((("w1", MODEL), ("w2", SECOND))):
         creds = cell.creds(UserClass.WORKER, name, pinned(name, model))

@@ -19,7 +19,7 @@ from streams.accounts.nkeys import KeyKind, KeyPair
 from streams.accounts.rights import BrokerAccount
 from tests.adversary.canaries import Received
 from tests.adversary.cell import KEYS, MALLORY, RunningCell
-from tests.adversary.targets import MARK
+from tests.adversary.target_subjects import MARK
 
 _READ_SECONDS = 3.0
 _NO_KEY = ""

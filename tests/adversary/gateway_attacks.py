@@ -12,7 +12,7 @@ from websockets.typing import Subprotocol
 from admin.operation_table import OPERATIONS
 from tests.adversary.canaries import Received
 from tests.adversary.cell import KEYS, MALLORY, MODEL, NORTHWIND, TAILSPIN, RunningCell
-from tests.adversary.targets import DAY, MARK, Names
+from tests.adversary.target_subjects import DAY, MARK, Names
 from tests.support.gateways import JSON, HttpResponse, RunningGateway
 
 PUBLIC_HOST = "api.example.com"  # of a proxy before the gateway
@@ -36,7 +36,16 @@ _PATHS = (
     "/page/../service.py",
     "/page/%2e%2e/service.py",
 )
-_OF_A_BATCH = ("", "/results", "/items/l0", "/cancel", "/pause", "/resume")
+_OF_A_BATCH = ("", "/results", "/items/l0", "/cancel", "/pause", "/resume", "/retry")
+_OF_AN_UPLOAD = ("/parts", "/complete", "/cancel")
+_OF_A_RESPONSE = ("", "?stream=true&starting_after=0", "/input_items", "/cancel")
+_OF_AN_ENDPOINT = (
+    "",
+    "/rotate_secret",
+    "/test",
+    "/deliveries",
+    f"/deliveries/evt_{MARK}/redeliver",
+)
 _SIMPLE_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _SECONDS = 20.0
 
@@ -87,24 +96,26 @@ async def use_key(cell: RunningCell, names: list[Names], received: Received) -> 
         for method in ("GET", "POST", "DELETE", "PUT"):
             await attacker.ask(server, method, path, key=key, headers=host)
     for each in names:
-        for path in _paths_of(each):
-            for method in ("GET", "POST", "DELETE"):
-                await attacker.ask(server, method, path, key=key, headers=host)
-        for headers in _spoofed(each):
-            asked = {"model": MODEL, "prompt": MARK, "max_tokens": 1, "user": each.tenant}
-            await attacker.ask(
-                server, "POST", "/v1/completions", asked, key=key, headers={**host, **headers}
-            )
-        batch = {"input_file_id": f"file-{each.file}", "endpoint": "/v1/completions"}
-        batch["completion_window"] = "24h"
-        answer = await attacker.ask_blindly(
-            server, "POST", "/v1/batches", batch, key=key, headers=host
-        )
-        attacker.read(answer, batch["input_file_id"])
+        await _name_others(attacker, server, each)
     for wrong in (NORTHWIND, "null", "", KEYS[NORTHWIND][:-1], KEYS[NORTHWIND].upper(), "*", "%00"):
         await attacker.ask(server, "GET", "/v1/models", key=wrong, headers=host)
     await _use_key_at_admin_port(cell, attacker)
     return attacker.tries, attacker.refused
+
+
+async def _name_others(attacker: HttpAttacker, server: RunningGateway, names: Names) -> None:
+    """Others' ids in paths, in headers and in bodies."""
+    key, host = KEYS[MALLORY], {"Host": PUBLIC_HOST}
+    for path in _paths_of(names):
+        for method in ("GET", "POST", "DELETE"):
+            await attacker.ask(server, method, path, key=key, headers=host)
+    for headers in _spoofed(names):
+        asked = {"model": MODEL, "prompt": MARK, "max_tokens": 1, "user": names.tenant}
+        spoofed = {**host, **headers}
+        await attacker.ask(server, "POST", "/v1/completions", asked, key=key, headers=spoofed)
+    for path, body, told in _bodies_of(names):
+        answer = await attacker.ask_blindly(server, "POST", path, body, key=key, headers=host)
+        attacker.read(answer, told)
 
 
 def _paths_of(names: Names) -> list[str]:
@@ -113,10 +124,14 @@ def _paths_of(names: Names) -> list[str]:
         f"/v1/completions/{request}",
         f"/v1/chat/completions/{request}",
         f"/v1/responses/{request}",
+        *(f"/v1/responses/resp_{names.response}{each}" for each in _OF_A_RESPONSE),
+        *(f"/v1/webhook_endpoints/we_{names.webhook}{each}" for each in _OF_AN_ENDPOINT),
+        "/v1/webhook_endpoints?limit=100",
         f"/v1/requests/{request}",
         f"/v1/requests/{request}/cancel",
         *(f"/v1/batches/batch_{names.batch}{each}" for each in _OF_A_BATCH),
         *(f"/v1/files/file-{names.file}{each}" for each in ("", "/content")),
+        *(f"/v1/uploads/upload_{names.file}{each}" for each in _OF_AN_UPLOAD),
         "/v1/batches?limit=100",
         "/v1/files?limit=100",
         "/v1/uploads",
@@ -124,6 +139,14 @@ def _paths_of(names: Names) -> list[str]:
         f"/v1/usage?by=key&start={DAY}&end={DAY}",
         f"/v1/models/{tenant}",
     ]
+
+
+def _bodies_of(names: Names) -> list[tuple[str, dict[str, str], str]]:
+    """Where ids of others are told in a body: the path, the body, and the id."""
+    file, response = f"file-{names.file}", f"resp_{names.response}"
+    batch = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    continued = {"model": MODEL, "input": MARK, "previous_response_id": response}
+    return [("/v1/batches", batch, file), ("/v1/responses", continued, response)]
 
 
 def _spoofed(names: Names) -> list[dict[str, str]]:

@@ -17,12 +17,14 @@ from tests.adversary.canaries import (
     BATCHES,
     KEYS,
     OF_BATCHES,
+    OF_RESPONSES,
     REQUESTS,
     TENANTS,
+    WEBHOOKS,
     prompts_of,
 )
 from tests.adversary.cell import MALLORY, MODEL, SECOND, STOLEN, pinned
-from tests.adversary.targets import MARK, covers
+from tests.adversary.target_subjects import MARK, covers
 
 _API = "$JS.API"
 _EMPTIES = ".STREAM.PURGE."  # of what the victims need: who has that right may, by its job
@@ -158,27 +160,36 @@ _COPIES = (
     "infer.changed.idempotency.>",
     "infer.resulted.>",
 )
-_PROMPTS = (prompts_of(MODEL), prompts_of(SECOND), prompts_of(OF_BATCHES))
+_STORED_PROMPTS = (prompts_of(OF_BATCHES), prompts_of(OF_RESPONSES))
+_PROMPTS = (prompts_of(MODEL), prompts_of(SECOND), *_STORED_PROMPTS)
 PROMISES = {
     Adversary.NOBODY: Promise(),
     Adversary.TENANT_KEY: Promise(),
     Adversary.TENANT_USER: _TENANT,
     Adversary.WORKER: _WORKER,
     Adversary.GATEWAY: _by_table(
-        UserClass.GATEWAY, Pins("stolen-gateway"), *_PROMPTS, REQUESTS, TENANTS, KEYS, BATCHES
-    ),
-    Adversary.DISPATCHER: _by_table(
-        UserClass.DISPATCHER, Pins("stolen-dispatcher"), *_PROMPTS, REQUESTS, TENANTS, KEYS, BATCHES
-    ),
-    # Prompts of batches alone: it reads neither requests nor work nor token logs
-    Adversary.JOBS: _by_table(
-        UserClass.JOBS,
-        Pins("stolen-jobs"),
-        prompts_of(OF_BATCHES),
+        UserClass.GATEWAY,
+        Pins("stolen-gateway"),
+        *_PROMPTS,
         REQUESTS,
         TENANTS,
         KEYS,
         BATCHES,
+        WEBHOOKS,
+    ),
+    Adversary.DISPATCHER: _by_table(
+        UserClass.DISPATCHER, Pins("stolen-dispatcher"), *_PROMPTS, REQUESTS, TENANTS, KEYS, BATCHES
+    ),
+    # Prompts of batches and of stored responses: it reads neither requests nor work
+    Adversary.JOBS: _by_table(
+        UserClass.JOBS,
+        Pins("stolen-jobs"),
+        *_STORED_PROMPTS,
+        REQUESTS,
+        TENANTS,
+        KEYS,
+        BATCHES,
+        WEBHOOKS,
     ),
     # Prompts only of dead letters; no victim's request is one
     Adversary.OPERATOR: _by_table(

@@ -11,7 +11,8 @@ class Row:
 
     `read` has the bytes of messages with others' secrets in them, by kind; `changed` says what was
     written or removed, and `moved` which requests ended otherwise than they should, beyond what is
-    promised of the class. `by_job` is what the class reached within its promise.
+    promised of the class. `by_job` is what the class reached within its promise. `seconds` are
+    those of the attack and of the victims' requests after it.
     """
 
     adversary: str
@@ -22,11 +23,27 @@ class Row:
     changed: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
     by_job: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def is_hole(self) -> bool:
         """Whether the class reached anything that is not its own."""
         return bool(self.read or self.changed or self.moved)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Reach of one class in a cell of `nodes` servers, and how many requests of victims ended."""
+
+    adversary: str
+    nodes: int
+    victims_requests: int
+    rows: Sequence[Row]
+
+
+def rows_of(verdicts: Sequence[Verdict]) -> list[Row]:
+    """The attacks of all classes."""
+    return [row for verdict in verdicts for row in verdict.rows]
 
 
 _HEAD = ("adversary", "attack", "tries", "refused", "bytes read", "records changed", "moved")
@@ -68,15 +85,17 @@ def holes(rows: Sequence[Row], limit: int = 5) -> list[str]:
     ]
 
 
-def as_json(rows: Sequence[Row], ended: int) -> str:
+def as_json(verdicts: Sequence[Verdict]) -> str:
     """Everything, one object."""
-    found = {"rows": [asdict(row) for row in rows], "victims_requests": ended}
-    return json.dumps(found | {"holes": sum(row.is_hole for row in rows)}, indent=1)
+    found = {"classes": [asdict(verdict) for verdict in verdicts]}
+    return json.dumps(found | {"holes": len(holes(rows_of(verdicts)))}, indent=1)
 
 
-def show(rows: Sequence[Row], ended: int) -> None:
+def show(verdicts: Sequence[Verdict]) -> None:
     """Print the table, what was reached by job, and each hole."""
+    rows = rows_of(verdicts)
     print(table(rows))
+    ended = sum(verdict.victims_requests for verdict in verdicts)
     print(f"\nVictims' requests that ended meanwhile: {ended:,}")
     for adversary, reached in reached_by_job(rows).items():
         counts = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(reached.items()))

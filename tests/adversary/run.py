@@ -1,5 +1,6 @@
 """One run: a cell, victims that ask throughout, and one adversary after the other."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
@@ -26,9 +27,9 @@ from tests.adversary.cell import (
     running_cell,
 )
 from tests.adversary.promises import ONE_RIGHT, PROMISES, Adversary
-from tests.adversary.report import Row
+from tests.adversary.report import Row, Verdict
 from tests.adversary.store_audit import StoreAudit, StreamFacts, store_audit
-from tests.adversary.targets import Names
+from tests.adversary.target_subjects import Names
 from tests.adversary.victims import Victims, running_victims
 from tests.adversary.worker_attacks import WorkerAttacks
 
@@ -39,6 +40,8 @@ _NETWORK: dict[tuple[Adversary, str], HttpAttack] = {
     (Adversary.TENANT_KEY, "resume and cancel"): gateway_attacks.use_websocket,
     (Adversary.PAGE, "cross origins, rebind names"): gateway_attacks.visit_page,
 }
+
+_DOORS = (Adversary.NOBODY, Adversary.TENANT_KEY, Adversary.PAGE)
 
 
 @dataclass
@@ -70,11 +73,11 @@ class Run:
         if not self._before:
             self._before = await self.audit.snapshot()
         promise, received = PROMISES[adversary], Received(self.victims.canaries)
-        wrong = len(self.victims.wrong)
+        wrong, begun = len(self.victims.wrong), time.monotonic()
         outcome = await act(received)
         await self.victims.settle()
         changes, self._before = await self.audit.changes(self._before, promise)
-        found = received.search()
+        found = await asyncio.to_thread(received.search)  # services run in this loop, too
         by_job = {kind: size for kind, size in found.items() if kind in promise.reads}
         row = Row(
             str(adversary),
@@ -85,9 +88,22 @@ class Run:
             outcome.effects + changes.holes,
             self.victims.wrong[wrong:] + self.cell.ended,
             by_job | changes.by_job | outcome.reached,
+            round(time.monotonic() - begun, 1),
         )
         self.rows.append(row)
         self.on_row(row)
+
+    async def attack(self, adversary: Adversary, attacks: Mapping[str, Attack]) -> None:
+        """All attacks of a class; these ones over the broker, if it can speak to that."""
+        if adversary in _DOORS:
+            await self.attack_doors(adversary)
+        elif adversary is Adversary.STORE_USER:  # the control, which harms
+            control = {"have answers sent elsewhere": answer_elsewhere}
+            await self.attack_broker(adversary, control)
+        elif adversary is Adversary.WORKER:
+            await self.attack_broker(adversary, {**attacks, **WorkerAttacks(self.cell).attacks})
+        else:
+            await self.attack_broker(adversary, attacks)
 
     async def attack_broker(self, adversary: Adversary, attacks: Mapping[str, Attack]) -> None:
         """All attacks over one connection with the class's credentials."""
@@ -137,6 +153,9 @@ class Run:
                 "_INBOX.g1.x",
                 batch=self.victims.batch.removeprefix("batch_"),
                 file=self.victims.file.removeprefix("file-"),
+                response=self.victims.response.removeprefix("resp_"),
+                webhook=self.victims.webhook.removeprefix("we_"),
+                gateway="g1",
             )
             for tenant, model, worker in kinds
         ]
@@ -155,8 +174,7 @@ class Run:
 
 def _over_broker(attacker: Attacker, attack: Attack) -> Act:
     async def act(received: Received) -> Outcome:
-        attacker.received, attacker.tries, attacker.refused = received, 0, 0
-        attacker.effects, attacker.reached = [], {}
+        await attacker.begin(received)
         await attack(attacker)
         return Outcome(attacker.tries, attacker.refused, attacker.effects, attacker.reached)
 
@@ -174,16 +192,6 @@ def _user_in_store(cell: RunningCell) -> UserCredentials:
     return user.sign(state.public, signer, time.time(), permissions=rights)
 
 
-OVER_BROKER = (
-    Adversary.TENANT_USER,
-    Adversary.WORKER,
-    Adversary.GATEWAY,
-    Adversary.DISPATCHER,
-    Adversary.JOBS,
-    Adversary.OPERATOR,
-)
-
-
 @asynccontextmanager
 async def started_run(
     home: Path, nodes: int, on_row: Callable[[Row], None] = lambda row: None
@@ -197,24 +205,18 @@ async def started_run(
         yield Run(cell, victims, audit, on_row)
 
 
-async def run_all(
+async def judge_each(
     home: Path,
     nodes: int,
     chosen: Collection[Adversary],
     on_row: Callable[[Row], None],
     attacks: Mapping[str, Attack] = ATTACKS,
-) -> Run:
-    """All attacks of the chosen classes, these over the broker; the control, which harms, last."""
-    async with started_run(home, nodes, on_row) as run:
-        for adversary in (Adversary.NOBODY, Adversary.TENANT_KEY, Adversary.PAGE):
-            if adversary in chosen:
-                await run.attack_doors(adversary)
-        for adversary in OVER_BROKER:
-            if adversary in chosen:
-                await run.attack_broker(adversary, attacks)
-        if Adversary.WORKER in chosen:
-            await run.attack_broker(Adversary.WORKER, WorkerAttacks(run.cell).attacks)
-        if Adversary.STORE_USER in chosen:
-            control = {"have answers sent elsewhere": answer_elsewhere}
-            await run.attack_broker(Adversary.STORE_USER, control)
-        return run
+) -> AsyncIterator[Verdict]:
+    """All attacks of the chosen classes, one class after the other, each on a cell of its own.
+
+    `attacks` are those over the broker that every class makes.
+    """
+    for number, adversary in enumerate(each for each in Adversary if each in chosen):
+        async with started_run(home / str(number), nodes, on_row) as run:
+            await run.attack(adversary, attacks)
+        yield Verdict(str(adversary), nodes, run.victims.ended, run.rows)

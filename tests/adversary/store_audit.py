@@ -18,7 +18,7 @@ from streams.accounts.cell_directory import tenant_account
 from streams.accounts.rights import STORES, BrokerAccount
 from tests.adversary.cell import MALLORY, TAILSPIN, RunningCell
 from tests.adversary.promises import Promise
-from tests.adversary.targets import MADE_UP, MARK, subjects_of
+from tests.adversary.target_subjects import MADE_UP, MARK, subjects_of
 from tests.support.accounts_cell import AccountClient
 
 _PAGE_BYTES = 8_000_000

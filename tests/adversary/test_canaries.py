@@ -8,7 +8,7 @@ import pytest
 from streams.messages import pack_tokens
 from tests.adversary.canaries import KEYS, REQUESTS, TENANTS, Canaries, Received, prompts_of
 from tests.adversary.promises import PROMISES, Adversary
-from tests.adversary.targets import covers
+from tests.adversary.target_subjects import covers
 
 PROMPT, KEY, REQUEST = "mulberry-55d1e0", "sk-northwind-1", "0123456789abcdef" * 2
 

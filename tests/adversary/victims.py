@@ -21,11 +21,11 @@ from gpu_worker.engines.mock import MockEngine
 from streams import messages
 from streams.headers import MESSAGE_ID, ROUTE
 from streams.messages import Sampling
-from tests.adversary.canaries import OF_BATCHES, Canaries
+from tests.adversary.canaries import OF_BATCHES, OF_RESPONSES, Canaries
 from tests.adversary.cell import KEYS, MODEL, NORTHWIND, SECOND, TAILSPIN, RunningCell
 from tests.support.accounts_cell import AccountClient
 from tests.support.eventually import eventually
-from tests.support.gateways import text_of
+from tests.support.gateways import RunningGateway, text_of
 
 PROMPTS = {
     (NORTHWIND, MODEL): "mulberry-55d1e0",
@@ -33,8 +33,10 @@ PROMPTS = {
     (TAILSPIN, MODEL): "cardamom-27fa9d",
 }
 LINE = "juniper-4e71b2"  # in prompts of lines of batches
+INPUT = "saffron-c3d908"  # of stored responses
 STUCK_SECONDS = 20.0
 LINES = 2  # of a batch
+NO_EVENT = "quota.threshold_reached"  # the victims have no quotas
 _FINAL = ("completed", "failed", "expired", "cancelled")
 SHORT, LONG = 12, 200  # tokens; a long one is there for a second to be aimed at
 
@@ -60,7 +62,9 @@ class Victims:
     live: dict[tuple[str, str], str] = field(default_factory=dict)  # newest request by its prompts
     batch: str = ""  # the newest one, and its input file
     file: str = ""
-    _rounds: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    response: str = ""  # the newest one that is stored
+    webhook: str = ""  # an endpoint to which nothing is sent
+    _rounds: list[int] = field(default_factory=lambda: [0] * 5)
 
     def request_of(self, tenant: str, model: str) -> str:
         """The id of the newest request of one kind; it may run, and it may have ended."""
@@ -100,6 +104,7 @@ class Victims:
             self._ask_by_websocket,
             self._ask_by_nats,
             self._ask_by_batch,
+            self._ask_by_response,
         ]
         async with asyncio.TaskGroup() as tasks:
             for number, ask in enumerate(clients):
@@ -143,11 +148,7 @@ class Victims:
     async def _ask_by_batch(self) -> None:
         gateway = self.cell.gateways[self._rounds[3] % len(self.cell.gateways)]
         prompts = [f"{LINE} {secrets.token_hex(4)}" for _ in range(LINES)]
-        async with httpx.AsyncClient(
-            base_url=gateway.url,
-            headers={"Authorization": f"Bearer {KEYS[NORTHWIND]}"},
-            timeout=STUCK_SECONDS,
-        ) as client:
+        async with _http_client(gateway) as client:
             made = await _submit_batch(client, prompts)
             self.batch, self.file = made["id"], made["input_file_id"]
             for name in (self.batch, self.file):
@@ -159,6 +160,28 @@ class Victims:
             output = await client.get(f"/v1/files/{found['output_file_id']}/content")
         said = [_answer(line) for line in output.text.splitlines()]
         self._end("batch", said, [expected_text(prompt, SHORT) for prompt in prompts])
+
+    async def _ask_by_response(self) -> None:
+        """What is stored of a response is what was answered."""
+        gateway = self.cell.gateways[self._rounds[4] % len(self.cell.gateways)]
+        asked = {"model": MODEL, "input": f"{INPUT} {secrets.token_hex(4)}"}
+        async with _http_client(gateway) as client:
+            answer = await client.post("/v1/responses", json={**asked, "max_output_tokens": SHORT})
+            told = answer.raise_for_status().json()
+            self.response = told["id"]
+            self.canaries.request_ids.add(told["id"].removeprefix("resp_").encode())
+            stored = (await client.get(f"/v1/responses/{told['id']}")).json()
+        self._end(
+            "response", (stored.get("output"), told["status"]), (told["output"], "incomplete")
+        )
+
+    async def make_endpoint(self) -> None:
+        """An endpoint of webhooks whose event does not come."""
+        asked = {"name": "ours", "url": "http://127.0.0.1:9/", "event_types": [NO_EVENT]}
+        async with _http_client(self.cell.gateways[0]) as client:
+            made = await client.post("/v1/webhook_endpoints", json=asked)
+        self.webhook = made.raise_for_status().json()["id"]
+        self.canaries.add_webhook(made.json()["signing_secret"])
 
     async def _ask_by_nats(self) -> None:
         async with self.cell.broker.connected(self.cell.tenant_user(TAILSPIN)) as client:
@@ -182,6 +205,16 @@ class Victims:
         text = "".join(each["text"] for each in records if each["type"] == "chunk")
         attempts = [each["attempt"] for each in records if each["type"] == "started"]
         self._end("nats", (attempts, text), ([1], expected_text(prompt, SHORT)))
+
+
+def _http_client(gateway: RunningGateway) -> httpx.AsyncClient:
+    """A client with a victim's key; it speaks no TLS, whose certificates take long to be read."""
+    return httpx.AsyncClient(
+        base_url=gateway.url,
+        headers={"Authorization": f"Bearer {KEYS[NORTHWIND]}"},
+        timeout=STUCK_SECONDS,
+        verify=False,
+    )
 
 
 async def _submit_batch(client: httpx.AsyncClient, prompts: list[str]) -> dict[str, Any]:
@@ -218,7 +251,9 @@ async def running_victims(cell: RunningCell) -> AsyncIterator[Victims]:
     for (_, model), canary in PROMPTS.items():
         canaries.add_prompt(model, canary)
     canaries.add_prompt(OF_BATCHES, LINE)
+    canaries.add_prompt(OF_RESPONSES, INPUT)
     victims = Victims(cell, canaries)
+    await victims.make_endpoint()
     running = asyncio.create_task(victims.run(), name="victims")
     try:
         await victims.settle()

@@ -14,9 +14,10 @@ from streams.accounts.access import UserClass
 from streams.headers import EXPECTED_LAST
 from streams.messages import Heartbeat
 from streams.subjects import LogAddress
+from tests.adversary.api_calls import Call
 from tests.adversary.broker_attacks import Attack, Attacker
 from tests.adversary.cell import KEYS, MODEL, NORTHWIND, SECOND, STOLEN, RunningCell
-from tests.adversary.targets import MARK, Call
+from tests.adversary.target_subjects import MARK
 from tests.support.accounts_cell import AccountClient
 from tests.support.eventually import eventually
 from tests.support.gateways import GatewaySocket

@@ -11,7 +11,7 @@ import pytest
 from api.submission import reservation_recovery
 from api.submission.reservation_recovery import ReservationRecovery
 from gateway.admission import submitter
-from streams import quota_windows, subjects, topology
+from streams import messages, quota_windows, subjects, topology
 from streams.broker.broker_client import Broker
 from streams.headers import MESSAGE_ID
 from streams.messages import LedgerRecord
@@ -181,6 +181,41 @@ async def test_a_forged_record_lowers_no_counter(left: Left, data: bytes) -> Non
     await left.broker.store(subject, data, {MESSAGE_ID: "r1"})
     await recover(left)
     assert await used_today(left.broker) == COST
+
+
+FIELDS = {
+    "request_id": "r1",
+    "cause": "c",
+    "packed_account": Account("acme", (TENANT_SCOPE,), ("2026-11-21",), 1, 0, Price()).pack(),
+    "reserved_ms": 1,
+    "expires_at": 1.0,
+    "ledger_seq": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"expires_at": "soon"},
+        {"expires_at": None},
+        {"reserved_ms": float("inf")},
+        {"ledger_seq": []},
+        {"packed_account": "acme"},
+        {"packed_account": "> tenant 2026-11-21 1 0 0 0"},
+        {"cause": "c\r\nNats-Rollup: all"},
+    ],
+)
+async def test_reservations_that_cannot_be_read_hold_nobody_up(
+    left: Left, wrong: dict[str, object]
+) -> None:
+    """Who may reserve may write anything: no gateway ends, and others' are given back."""
+    holder = subjects.reservations("forger")
+    for forged in (b"adversary", b"\x01", messages.pack(7), messages.pack([{**FIELDS, **wrong}])):
+        await left.broker.store(holder, forged)
+        found = await pending_reservations.read_all(left.broker)
+        assert found == [left.pending]
+    await recover(left)
+    assert await used_today(left.broker) == 0
 
 
 async def test_a_record_that_is_exported_and_removed_settles_still(left: Left) -> None:

@@ -1,159 +1,16 @@
-"""Every subject that there is, and every call of the JetStream API, with names filled in. Pure."""
+"""Every call of the JetStream API, and headers that spoof, with names filled in. Pure."""
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from admin.operation_table import OPERATIONS
-from streams import job_subjects, subjects, topology
+from streams import job_subjects, topology
 from streams.accounts.access import BUCKETS
-from streams.subjects import Lane, LogAddress, PoolKey, Priority
+from streams.job_subjects import JobOperation
+from tests.adversary.target_subjects import MARK, Names
 
-MARK = "adversary"  # in each name that an adversary makes up, so that what comes of it is found
-DAY = "2026-11-28"
 API_PREFIXES = ("$JS.API", "CONTROL.API", "WORK.API", "ANSWERS.API")
-SERVERS_OWN = (
-    "$SYS.REQ.CLAIMS.UPDATE",
-    "$SYS.REQ.CLAIMS.DELETE",
-    "$SYS.REQ.CLAIMS.LIST",
-    "$SYS.REQ.CLAIMS.PACK",
-    "$SYS.REQ.SERVER.PING",
-    "$SYS.REQ.SERVER.PING.CONNZ",
-    "$SYS.REQ.SERVER.PING.JSZ",
-    "$SYS.REQ.ACCOUNT.PING.CONNZ",
-    "$SYS.REQ.ACCOUNT.PING.STATZ",
-    "$SYS.REQ.USER.INFO",
-    f"$SYS.ACCOUNT.{MARK}.CONNECT",
-    f"$NRG.V.{MARK}",
-    f"$SRV.PING.{MARK}",
-    f"_R_.{MARK}.x",
-    f"_GR_.{MARK}.x.y",
-)
-WILDCARDS = (
-    ">",
-    "*",
-    "*.>",
-    "infer.>",
-    "infer.*.*.*.>",
-    "$JS.>",
-    "$JS.API.>",
-    "$JS.ACK.>",
-    "$JS.EVENT.>",
-    "$KV.>",
-    "$SYS.>",
-    "CONTROL.API.>",
-    "WORK.API.>",
-    "_INBOX.>",
-    "_INBOX.*.*",
-    "_R_.>",
-    "_GR_.>",
-)
-
-
-@dataclass(frozen=True)
-class Names:
-    """Names that fill in subjects: a victim's, or an adversary's own."""
-
-    tenant: str
-    model: str
-    request: str
-    route: str
-    worker: str
-    consumer: str
-    inbox: str
-    version: str = "1"
-    batch: str = MARK
-    file: str = MARK
-
-    @property
-    def key(self) -> str:
-        """A key of any bucket."""
-        return f"{self.tenant}.{self.model}"
-
-
-MADE_UP = Names(MARK, MARK, MARK, MARK, MARK, MARK, f"_INBOX.{MARK}.x", version=MARK)
-
-
-def subjects_of(names: Names) -> list[str]:
-    """Every kind of subject, always in the same order."""
-    return [
-        *_stored(names),
-        *_heard(names),
-        *(f"$KV.{bucket.removeprefix('KV_')}.{names.key}" for bucket in BUCKETS),
-        *(f"infer.changed.{bucket.removeprefix('KV_')}.{names.key}" for bucket in BUCKETS),
-        *(subjects.admin(operation) for operation in OPERATIONS),
-        subjects.admin(MARK),
-        *(f"$JS.ACK.{each}.{names.consumer}.1.1.1.1.0" for each in ("WORK", "REQUESTS", "LEDGER")),
-        f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.WORK.{names.consumer}",
-        f"$JS.EVENT.ADVISORY.STREAM.DELETED.{MARK}",
-        *SERVERS_OWN,
-    ]
-
-
-def _stored(names: Names) -> list[str]:
-    tenant, model, request = names.tenant, names.model, names.request
-    batch = names.batch
-    return [
-        subjects.request(Lane(tenant, model, Priority.BATCH)),
-        subjects.work(PoolKey(model, names.version, Priority.BATCH)),
-        subjects.work_placed_on(model, names.version, names.worker).replace("*", "batch"),
-        subjects.log(LogAddress(tenant, names.route, request), 1),
-        subjects.log(LogAddress(tenant, names.route, f"{subjects.ITEM_PREFIX}{request}"), 1),
-        subjects.ledger(tenant, model),
-        subjects.outcome(tenant, model),
-        subjects.worker_time(model, names.worker),
-        subjects.rollup(tenant, DAY, model),
-        subjects.cost_rollup(DAY, model),
-        subjects.ROLLUP_CURSOR,
-        subjects.usage(tenant, "tenant", "tokens", DAY),
-        subjects.rate(tenant, "tenant", "tokens", 1),
-        subjects.threshold(tenant, "tenant", "tokens", DAY, 80),
-        job_subjects.result(tenant, batch, 0),
-        job_subjects.result_part(tenant, batch, 0, f"{MARK}-0"),
-        job_subjects.failed_try(tenant, batch, 0, 1),
-        job_subjects.batch_record(tenant, batch),
-        job_subjects.file_chunk(tenant, names.file, 0),
-        job_subjects.file_record(tenant, names.file),
-        subjects.attempts(tenant, request),
-        subjects.dead(tenant, model),
-        subjects.replay(request),
-        subjects.checkpoint(model),
-        subjects.cancel(tenant, request),
-        subjects.drain(names.worker),
-        subjects.GONE,
-        subjects.submissions(tenant).replace("*.*", f"{model}.batch"),
-        subjects.closed_submissions(tenant),
-        job_subjects.answer(tenant, request),
-    ]
-
-
-def _heard(names: Names) -> list[str]:
-    tenant, model, request = names.tenant, names.model, names.request
-    return [
-        f"infer.reply.{tenant}.{names.route}.{request}",
-        subjects.heard(subjects.cancel(tenant, request)),
-        subjects.heard(subjects.drain(names.worker)),
-        subjects.heard(subjects.GONE),
-        f"infer.billed.{tenant}.{model}",
-        f"infer.records.{tenant}.{names.route}.{request}",
-        job_subjects.resulted(tenant, names.batch).replace(">", "0").replace("*", "0"),
-        job_subjects.batch_changed(tenant, names.batch),
-        f"infer.jobs.{tenant}.status",
-        subjects.fleet(model, names.worker),
-        subjects.muster(model),
-        subjects.pressure(model),
-        subjects.report(model),
-        subjects.find(tenant, request),
-        subjects.reader(tenant, request),
-        subjects.alive(names.worker),
-        subjects.written(names.worker),
-        subjects.WRITTEN_BY_ANY,
-        subjects.draining(names.worker),
-        subjects.DECLARE,
-        subjects.STREAMS,
-        names.inbox,
-    ]
 
 
 @dataclass(frozen=True)
@@ -256,6 +113,23 @@ def delivering_calls(
         yield Call(durable, {"stream_name": stream, "config": lasting})
 
 
+def job_calls(tenant: str, names: Names) -> Iterator[Call]:
+    """A tenant's questions about batches, all with others' batches, files and uploads in them."""
+    batch, file, upload = f"batch_{names.batch}", f"file-{names.file}", f"upload_{names.file}"
+    start = {"upload_id": upload, "part_ids": [f"part_{names.file}"], "input_file_id": file}
+    bodies: list[tuple[JobOperation, Any]] = [
+        (JobOperation.BEGIN, {"bytes": 1}),
+        (JobOperation.ADD, MARK.encode()),
+        (JobOperation.START, {**start, "endpoint": "/v1/completions", "completion_window": "24h"}),
+        *((JobOperation.CONTENT, {"file_id": each}) for each in (file, upload, batch)),
+        *((JobOperation.STATUS, {"batch_id": each}) for each in (batch, file)),
+        *((JobOperation.CANCEL, {"batch_id": each}) for each in (batch, file)),
+    ]
+    for operation, body in bodies:
+        subject = job_subjects.job_question(tenant, operation)
+        yield Call(subject, body, {"Upload": upload})
+
+
 def spoofing_headers(request: str, target: str) -> list[dict[str, str]]:
     """Headers by which a message would be more than it is."""
     return [
@@ -282,14 +156,3 @@ def spoofing_headers(request: str, target: str) -> list[dict[str, str]]:
         {"Nats-Request-Info": '{"acc":"CONTROL"}', "Status": "100"},
         {"Nats-Stream-Source": f"REQUESTS 1 > > {target}"},
     ]
-
-
-def covers(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of a pattern with wildcards."""
-    wide, narrow = pattern.split("."), subject.split(".")
-    for number, each in enumerate(wide):
-        if each == ">":
-            return len(narrow) > number
-        if number >= len(narrow) or each not in ("*", narrow[number]):
-            return False
-    return len(wide) == len(narrow)
