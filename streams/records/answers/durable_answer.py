@@ -7,6 +7,7 @@ import structlog
 
 from streams import messages
 from streams.broker.broker_client import Broker, StreamMissing
+from streams.errors import AnswerLost
 from streams.headers import AnswerRef, Envelope
 from streams.records.answers.answer_records import build_answer, end_of
 from streams.records.answers.answer_store import read_answer, store_answer
@@ -22,15 +23,19 @@ class DurableAnswer:
         self._broker, self._envelope, self._ref = broker, envelope, ref
 
     async def read_end(self) -> RequestEnd | None:
-        """Return how the request ended, by its stored answer; None while there is none.
+        """Return how the request ended, by its stored answer; None while none can be read.
 
         Raises `BrokerUnavailable`.
         """
         try:
             found = await read_answer(self._broker, self._envelope.tenant, self._ref.key)
-        except StreamMissing:  # the tenant publishes no more
+        except (
+            StreamMissing,
+            AnswerLost,
+        ):  # the tenant publishes no more, or has filled its stream
             return None
-        return end_of(found) if found else None
+        is_own = found and found["request_id"] != self._ref.replaces
+        return end_of(found) if found and is_own else None
 
     async def store_result(
         self, packed: Iterable[bytes], terminal: Mapping[str, Any]
@@ -46,7 +51,12 @@ class DurableAnswer:
         answer = build_answer(self._ref, envelope.request_id, clock.now_ms(), records, terminal)
         try:
             is_first = await store_answer(
-                self._broker, envelope.tenant, self._ref.key, answer, envelope.encoding
+                self._broker,
+                envelope.tenant,
+                self._ref.key,
+                answer,
+                envelope.encoding,
+                self._ref.replaces,
             )
         except StreamMissing as error:
             log.error("answer_not_stored", tenant=envelope.tenant, reason=str(error))
