@@ -23,10 +23,7 @@ async def store_answer(
     `BrokerUnavailable`, which is a `StreamMissing` if the tenant has no stream, or `StoreRefused`.
     """
     subject, packed = job_subjects.answer(tenant, key), messages.pack_record(answer, encoding)
-    replaced = 0
-    if replaces and (stored := await _read_last(broker, tenant, key)):
-        earlier = await _unpack(broker, tenant, key, stored)
-        replaced = stored.seq if earlier["request_id"] == replaces else 0
+    replaced = await _find_sequence(broker, tenant, key, replaces) if replaces else 0
     return await store_once(broker, subject, subject, packed, replaced)
 
 
@@ -37,6 +34,18 @@ async def read_answer(broker: Broker, tenant: str, key: str) -> Record | None:
     """
     found = await _read_last(broker, tenant, key)
     return await _unpack(broker, tenant, key, found) if found else None
+
+
+async def _find_sequence(broker: Broker, tenant: str, key: str, request_id: str) -> int:
+    """Return the sequence of the answer to a request; 0 if another one, or none, can be read."""
+    stored = await _read_last(broker, tenant, key)
+    if stored is None:
+        return 0
+    try:
+        answer = await _unpack(broker, tenant, key, stored)
+    except AnswerLost:
+        return 0
+    return stored.seq if answer.get("request_id") == request_id else 0
 
 
 async def _read_last(broker: Broker, tenant: str, key: str) -> StoredMessage | None:

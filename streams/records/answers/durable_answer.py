@@ -29,10 +29,7 @@ class DurableAnswer:
         """
         try:
             found = await read_answer(self._broker, self._envelope.tenant, self._ref.key)
-        except (
-            StreamMissing,
-            AnswerLost,
-        ):  # the tenant publishes no more, or has filled its stream
+        except (StreamMissing, AnswerLost):  # it publishes no more, or has filled its stream
             return None
         is_own = found and found["request_id"] != self._ref.replaces
         return end_of(found) if found and is_own else None
