@@ -4,6 +4,7 @@ Without a name it runs those that change with the code and need neither traces n
 """
 
 import argparse
+import signal
 from collections.abc import Callable
 from functools import partial
 
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="runs to take the median of")
     parser.add_argument("--seconds", type=float, default=20, help="length of a loaded run")
     words = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no cell is left behind
     unknown = set(words.what) - MEASUREMENTS.keys()
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}, only {', '.join(MEASUREMENTS)}")

@@ -10,9 +10,9 @@ import structlog
 from api.file_bodies import UPLOAD_SECONDS, file_id
 from jobs.metrics import STORED_FILES, SWEPT_FILES
 from streams import job_subjects, topology
-from streams.broker.broker_client import Broker, StoreRefused
+from streams.broker.broker_client import Broker
 from streams.coordination.lease import Lease
-from streams.errors import BrokerUnavailable, MillstreamError
+from streams.errors import MillstreamError
 from streams.records.files.file_records import FileState, StoredFile
 from streams.records.files.file_store import FileStore
 
@@ -39,14 +39,14 @@ class FileSweeper:
             await self._lease.gained.wait()
             try:
                 await self.sweep()
-            except (BrokerUnavailable, StoreRefused) as error:
+            except MillstreamError as error:
                 log.warning("files_not_swept", reason=str(error))
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def sweep(self) -> None:
-        """Go once through all records; raises `BrokerUnavailable` or `StoreRefused`.
+        """Go once through all records; idempotent, and safe from several processes at once.
 
-        Idempotent, and safe from several processes at once.
+        Raises `BrokerUnavailable`, `StoreRefused`, or `StorageFull` if a record finds no room.
         """
         counts: Counter[FileState] = Counter()
         async for file in self._iterate_records():

@@ -9,7 +9,7 @@
     │   ├── Forbidden
     │   │   └── InsufficientScope, ModelNotAllowed, AddressNotAllowed
     │   ├── NotFound, MethodNotAllowed
-    │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict
+    │   ├── ModelNotFound, RequestNotFound, IdempotencyConflict, AnswerLost
     │   ├── PayloadTooLarge, UnsupportedMediaType, HeadTooLarge, TooSlow
     │   └── LargerThanQuota, StorageQuotaExceeded
     ├── Refused              try again later
@@ -54,6 +54,7 @@ HTTP_STATUS: dict[str, int] = {
     "method_not_allowed": 405,
     "request_timeout": 408,
     "idempotency_conflict": 409,
+    "answer_lost": 410,
     "key_taken": 409,
     "key_not_found": 404,
     "key_ended": 409,
@@ -306,6 +307,12 @@ class IdempotencyConflict(BadRequest):
     """The request's idempotency key was already used by a request with a different body."""
 
     code = "idempotency_conflict"
+
+
+class AnswerLost(BadRequest):
+    """A durable answer was stored and cannot be read any more, as parts of it were removed."""
+
+    code = "answer_lost"
 
 
 class PayloadTooLarge(BadRequest):

@@ -53,21 +53,23 @@ class ItemRef:
 class AnswerRef:
     """Reference to a durable answer: a producer's own id of the request, escaped, and its digest.
 
-    The digest is that of the submission, by which another one under the same id is recognised.
+    The digest is that of the submission, by which another one under the same id is recognised. The
+    answer to a replay takes the place of that to the request `replaces`.
     """
 
     key: str
     digest: str
+    replaces: str = ""
 
     def pack(self) -> str:
         """Return the reference as the value of a header."""
-        return f"{self.key}.{self.digest}"
+        return ".".join(filter(None, (self.key, self.digest, self.replaces)))
 
     @classmethod
     def unpack(cls, packed: str) -> Self:
         """Return the reference that `pack` encoded; raises ValueError for another text."""
-        key, digest = packed.split(".")
-        return cls(key, digest)
+        key, digest, *replaces = packed.split(".")
+        return cls(key, digest, *replaces[:1])
 
 
 @dataclass(frozen=True, slots=True)

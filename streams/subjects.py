@@ -668,10 +668,23 @@ def parse_ack_subject(reply: str) -> tuple[int, int]:
     `reply` is the delivery's reply subject (ADR-15). The number is how often the message has been
     delivered, this delivery included. Raises IndexError or ValueError for any other subject.
     """
+    fields = _ack_fields(reply)
+    return int(fields[4]), int(fields[5])
+
+
+def parse_ack_time(reply: str) -> float:
+    """Return when a delivered message was stored, in epoch seconds, by its reply subject (ADR-15).
+
+    Raises IndexError or ValueError for any other subject.
+    """
+    return int(_ack_fields(reply)[7]) / 1e9
+
+
+def _ack_fields(reply: str) -> list[str]:
     fields = reply.split(".")
     if len(fields) > 9:  # $JS.ACK.<domain>.<account>.<stream>.<consumer>.…, maybe a token more
         fields = fields[:2] + fields[4:]
-    return int(fields[4]), int(fields[5])
+    return fields
 
 
 ALL_REPLAYS = f"{PREFIX}.replay.*"

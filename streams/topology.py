@@ -421,6 +421,7 @@ def answers_stream(tenant: str) -> StreamConfig:
     """
     name, subject = answers_stream_name(tenant), job_subjects.answers_of(tenant)
     config = _records(name, subject, ANSWERS_BYTES, ANSWERS_SECONDS)
+    config.max_msgs_per_subject = 1
     config.duplicate_window = _LEAST_DUPLICATE_WINDOW
     return config
 

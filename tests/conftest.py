@@ -1,6 +1,7 @@
 """Fixtures shared by all tiers: a real nats-server per test."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -27,6 +28,10 @@ if not Path("/dev/nvidiactl").exists():
 settings.register_profile("default", deadline=None, max_examples=50)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+# A run that is ended leaves no server and no cell behind.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 # What a command prints on stdout is its JSON alone, as in a process of its own. Looked up for each

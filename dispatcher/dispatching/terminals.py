@@ -1,7 +1,7 @@
 """Ends requests that no worker will end: a terminal in the token log, a ledger record, the ack."""
 
 import asyncio
-from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -16,13 +16,14 @@ from streams.ledger_records import build_ledger_record
 from streams.messages import LedgerRecord
 from streams.records import attempt_history
 from streams.records.attempt_history import AttemptHistory
+from streams.records.log_contents import RequestEnd
 from streams.records.stored_ends import stored_end_of
-from streams.records.token_log import Fenced, LogContents, TokenLog, write_ledger_record
+from streams.records.token_log import Fenced, TokenLog, write_ledger_record
 from streams.subjects import LogAddress
 
 log = structlog.get_logger()
 
-NEVER_RAN = ""  # worker and version of a request that never ran
+NO_WORKER = ""  # in the ledger record of a request that a dispatcher has ended
 CONCURRENT_WRITES = 16
 _ACKNOWLEDGE_ONLY = "dispatched"  # no terminal is written: only the acknowledgement was lost
 _RETRY_SECONDS = 0.25
@@ -120,28 +121,25 @@ async def write_terminal(
     address = LogAddress(envelope.tenant, envelope.route, envelope.request_id)
     log, ended_here = TokenLog(broker, address, shards, encoding=envelope.encoding), False
     stored_end = stored_end_of(broker, envelope)
-    while True:
+    end: RequestEnd | None = None
+    while end is None:
         contents = await log.read()
-        terminal = contents.terminal
-        stored = await stored_end.read_end() if stored_end and terminal is None else None
-        if envelope.item and not contents.records:  # perhaps removed behind the result
-            terminal = stored
-        if terminal is not None:
-            break
-        now_ms, generated = broker.clock.now_ms(), contents.generated_tokens
-        end: Mapping[str, Any] = stored or _terminal_record(
-            envelope, outcome, message, generated, now_ms
-        )
-        if stored_end:
-            end = await stored_end.store_result(log.cache.records, end)
-        try:
-            await log.append(end)
-            ended_here = True
-        except Fenced:
-            continue
+        stored = await stored_end.read_end() if stored_end and not contents.end else None
+        is_removed = envelope.item and not contents.records  # perhaps, behind the result
+        end = contents.end or (stored if is_removed else None)
+        if end is None:
+            now_ms, generated = broker.clock.now_ms(), contents.generated_tokens
+            own = _terminal_record(envelope, outcome, message, generated, now_ms)
+            terminal = stored.terminal if stored else own
+            if stored_end:
+                terminal = await stored_end.store_result(log.cache.records, terminal)
+            with suppress(Fenced):
+                await log.append(terminal)
+                by_log = contents.ended_by(terminal)  # which may have lost what the other tells
+                end = max(by_log, stored or by_log, key=lambda each: each.attempts)
+                ended_here = True
     history = await attempt_history.read_history(broker, address, contents)
-    now_ms = broker.clock.now_ms()
-    record = _ledger_record(envelope, model, contents, terminal, history, now_ms)
+    record = _ledger_record(envelope, model, end, history, broker.clock.now_ms())
     await write_ledger_record(broker, record)
     return ended_here
 
@@ -149,20 +147,19 @@ async def write_terminal(
 def _ledger_record(
     envelope: Envelope,
     model: str,
-    log: LogContents,
-    terminal: dict[str, Any],
+    end: RequestEnd,
     history: AttemptHistory,
     now_ms: int,
 ) -> LedgerRecord:
     return build_ledger_record(
         envelope,
         model,
-        terminal,
+        end.terminal,
         now_ms,
-        version=_last_version(log.records),
-        worker=NEVER_RAN,
-        attempts=log.attempts,
-        first=log.first_output_at,
+        version=end.version,
+        worker=NO_WORKER,
+        attempts=end.attempts,
+        first=end.first_output_at,
         earlier_attempts=history.summarize(),
     )
 
@@ -175,9 +172,3 @@ def _terminal_record(
         waited = max(0, now_ms - envelope.accepted)
         return messages.done_record("cancelled", used, {"queue": waited, "total": waited})
     return messages.error_record(outcome, message, used)
-
-
-def _last_version(records: list[dict[str, Any]]) -> str:
-    """The version of the last attempt that began; empty if none did."""
-    claims = [record["version"] for record in records if record["type"] == "started"]
-    return claims[-1] if claims else NEVER_RAN

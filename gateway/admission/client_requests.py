@@ -75,7 +75,7 @@ class ClientRequests:
         """Raise `RequestNotFound` if an idempotency key stands for no request of the tenant."""
         with self._relay.recording_refusals():
             async with broker_timeout(ACCEPT_SECONDS):
-                if await self._submitter.find_request(tenant, key) is None:
+                if await self._submitter.find_key(tenant, key) is None:
                     raise RequestNotFound(f"Idempotency-Key: {key.splitlines()[0]}")
 
     async def _subscribe(self, claim: RequestClaim, tenant: str, sink: Sink) -> LogSubscription:

@@ -22,12 +22,14 @@ _READS, _READ_SECONDS = 20, 0.05
 class IdempotencyRecord:
     """The request that an idempotency key stands for, and the digest of its submission.
 
-    `is_first` is True if the call that returned the record has bound this request to the key.
+    `is_first` is True if the call that returned the record has bound this request to the key, and
+    `sequence` is the record's in the bucket.
     """
 
     request_id: str
     digest: str
     is_first: bool = True
+    sequence: int = 0
 
 
 class IdempotencyStore:
@@ -39,13 +41,9 @@ class IdempotencyStore:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def find(self, tenant: str, key: str) -> str | None:
-        """Return the id of the request that a tenant's key stands for; None if the key is unused.
-
-        Raises `BrokerUnavailable`.
-        """
-        record = await self._read(_subject(tenant, key))
-        return record.request_id if record else None
+    async def find(self, tenant: str, key: str) -> IdempotencyRecord | None:
+        """Return what a tenant's key stands for; None if unused. Raises `BrokerUnavailable`."""
+        return await self._read(_subject(tenant, key))
 
     async def claim(self, tenant: str, key: str, request_id: str, digest: str) -> IdempotencyRecord:
         """Bind `key` to `request_id`, or return the record of the request that it already names.
@@ -58,28 +56,44 @@ class IdempotencyStore:
         subject = _subject(tenant, key)
         if record := await self._read(subject):
             return _check_digest(record, request_id, digest)
-        new_record = {"request_id": request_id, "digest": digest}
+        return await self._bind(subject, 0, request_id, digest)
+
+    async def rebind(
+        self, tenant: str, key: str, old: IdempotencyRecord, request_id: str, digest: str
+    ) -> IdempotencyRecord:
+        """Bind a key to `request_id` in place of `old`; returns and raises as `claim`.
+
+        If somebody else has bound it anew, that is the result.
+        """
+        return await self._bind(_subject(tenant, key), old.sequence, request_id, digest)
+
+    async def _bind(
+        self, subject: str, replaces: int, request_id: str, digest: str
+    ) -> IdempotencyRecord:
+        """Store a record if the last one of its key has this sequence; else return the newer."""
+        record = json.dumps({"request_id": request_id, "digest": digest}).encode()
+        expected = {EXPECTED_LAST: str(replaces)}
         try:
-            await self._broker.store_retrying(
-                subject, json.dumps(new_record).encode(), {EXPECTED_LAST: "0"}, STORE_SECONDS
-            )
+            stored = await self._broker.store_retrying(subject, record, expected, STORE_SECONDS)
         except StoreRefused as refusal:
             if not refusal.is_conflict:
                 raise
-            return _check_digest(await self._read_existing(subject), request_id, digest)
-        return IdempotencyRecord(request_id, digest)
+            return _check_digest(await self._read_newer(subject, replaces), request_id, digest)
+        return IdempotencyRecord(request_id, digest, sequence=stored.seq)
 
-    async def _read_existing(self, subject: str) -> IdempotencyRecord:
+    async def _read_newer(self, subject: str, old: int) -> IdempotencyRecord:
         """Read a record that is known to exist; a replica may learn of it a moment later."""
         for _ in range(_READS):
-            if record := await self._read(subject):
+            if (record := await self._read(subject)) and record.sequence > old:
                 return record
             await asyncio.sleep(_READ_SECONDS)
         raise BrokerUnavailable("the record of this idempotency key cannot be read")
 
     async def _read(self, subject: str) -> IdempotencyRecord | None:
         found = await self._broker.read(f"KV_{IDEMPOTENCY_BUCKET}", {"last_by_subj": subject})
-        return IdempotencyRecord(**json.loads(found[0].data)) if found else None
+        if not found:
+            return None
+        return IdempotencyRecord(**json.loads(found[0].data), sequence=found[0].seq)
 
 
 def _check_digest(record: IdempotencyRecord, request_id: str, digest: str) -> IdempotencyRecord:

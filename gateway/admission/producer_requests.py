@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from api.submission.validation import ValidatedRequest
 from gateway.admission.answer_space import AnswerSpace
 from gateway.admission.log_copy import LogCopy
-from gateway.admission.submitter import ReplyForm, Submitter
+from gateway.admission.submitter import ReplyForm, RequestClaim, Submitter
 from gateway.metrics import ANSWERS_REPEATED
 from gateway.replies import request_lookup
 from streams import messages, subjects, topology
-from streams.broker.broker_client import Broker
+from streams.broker.broker_client import Broker, StoredMessage
 from streams.errors import IdempotencyConflict
 from streams.headers import AnswerRef
 from streams.messages import Encoding, Record
@@ -27,13 +27,14 @@ class ReplyWish:
     """Form of replies that a producer wants to its submission.
 
     `key` is its own id of the request, `answer_key` the same, escaped, if it wants a durable
-    answer.
+    answer. `submitted_at` is when the submission was stored, in epoch seconds.
     """
 
     key: str
     route: str
     encoding: Encoding = "msgpack"
     answer_key: str | None = None
+    submitted_at: float = 0.0
 
 
 class ProducerRequests:
@@ -49,9 +50,10 @@ class ProducerRequests:
         The first record of the request's log tells the producer the request id that its own id has
         become. Idempotent: calls with the same id make one request. For one that was made with
         another route, its replies are copied to this one; False means that there will be more of
-        them, so call again. What has a stored answer is answered from that. Raises as
-        `Submitter.submit` does, `StorageFull`, and `IdempotencyConflict` if the request was made
-        with another submission.
+        them, so call again. What has a stored answer is answered from that, and what was submitted
+        after the end of a request whose answer was removed since is a request of its own. Raises as
+        `Submitter.submit` does, `StorageFull`, `AnswerLost`, and `IdempotencyConflict` if the
+        request was made with another submission.
         """
         tenant, digest = validated.tenant.name, await self._submitter.compute_digest(validated)
         if wish.answer_key is not None:
@@ -59,15 +61,23 @@ class ProducerRequests:
             if answer := await read_answer(self._broker, tenant, wish.answer_key):
                 await self._repeat(tenant, answer, digest, wish)
                 return True
-        claim = await self._submitter.claim(tenant, _KEY_PREFIX + wish.key, digest)
-        address = LogAddress(tenant, wish.route, claim.request_id)
+        claim = await self._claim(tenant, wish, digest)
         if not claim.is_first:
-            if (first := await self._find_log(address)) and first.route != wish.route:
+            last = await self._find_last(tenant, claim.request_id)
+            if last and (first := subjects.parse_log(last.subject)).route != wish.route:
                 return await self._copy(first, wish)
             if await request_lookup.is_request_known(self._broker, tenant, claim.request_id):
                 return True  # an earlier delivery got as far: only its acknowledgement was lost
         if wish.answer_key is not None:
             await self._answer_space.check(tenant)
+        await self._queue(validated, wish, claim, digest)
+        return True
+
+    async def _queue(
+        self, validated: ValidatedRequest, wish: ReplyWish, claim: RequestClaim, digest: str
+    ) -> None:
+        """Begin the request's log with the record that tells the producer its id, and queue it."""
+        address = LogAddress(validated.tenant.name, wish.route, claim.request_id)
         token_log = TokenLog(self._broker, address, self._shards, encoding=wish.encoding)
         try:
             await token_log.append(messages.accepted_record(wish.key, claim.request_id))
@@ -76,7 +86,6 @@ class ProducerRequests:
         answer_ref = wish.answer_key and AnswerRef(wish.answer_key, digest)
         form = ReplyForm(wish.encoding, answer_ref or None)
         await self._submitter.submit(validated, claim, wish.route, form)
-        return True
 
     async def refuse(self, tenant: str, wish: ReplyWish, request_id: str, error: Record) -> None:
         """Answer a submission that is not accepted: with the terminal `error`, unless it has one.
@@ -101,7 +110,21 @@ class ProducerRequests:
 
         Raises `BrokerUnavailable`.
         """
-        return await self._submitter.find_request(tenant, _KEY_PREFIX + key)
+        found = await self._submitter.find_key(tenant, _KEY_PREFIX + key)
+        return found.request_id if found else None
+
+    async def _claim(self, tenant: str, wish: ReplyWish, digest: str) -> RequestClaim:
+        """Return the request id to submit under: a new one if that of the key has lost its answer.
+
+        Then the producer has removed it, or a full stream has dropped it. What was submitted before
+        that request's end is a repetition of it all the same.
+        """
+        key = _KEY_PREFIX + wish.key
+        if wish.answer_key is not None and (used := await self._submitter.find_key(tenant, key)):
+            last = await self._find_last(tenant, used.request_id)
+            if used.digest.endswith(_DURABLE) and last and _has_ended(last, wish.submitted_at):
+                return await self._submitter.claim_anew(tenant, key, used, digest)
+        return await self._submitter.claim(tenant, key, digest)
 
     async def _repeat(self, tenant: str, answer: Record, digest: str, wish: ReplyWish) -> None:
         """Send the replies that a stored answer stands for, unless the route has had them."""
@@ -111,7 +134,7 @@ class ProducerRequests:
                 f"{answer['request_id']}"
             )
         request = LogAddress(tenant, wish.route, answer["request_id"])
-        if await self._find_log(request, wish.route) is None:
+        if await self._find_last(tenant, answer["request_id"], wish.route) is None:
             ANSWERS_REPEATED.labels("answer").inc()
             copy = LogCopy(self._broker, request, wish.route, wish.encoding, self._shards)
             await copy.extend(list(replies_of(answer)))
@@ -126,13 +149,20 @@ class ProducerRequests:
             ANSWERS_REPEATED.labels("log").inc()
         return is_whole
 
-    async def _find_log(self, address: LogAddress, route: str | None = None) -> LogAddress | None:
-        """Return where the log of a request is, on any route or this one; None if there is none."""
-        tenant, _, request_id = address
+    async def _find_last(
+        self, tenant: str, request_id: str, route: str | None = None
+    ) -> StoredMessage | None:
+        """Return the last record of a request's log, on any route or this one; None without one."""
         stream = topology.token_stream_of(request_id, self._shards)
         if route is None:
             pattern = subjects.log_on_any_route(tenant, request_id, self._shards)
         else:
             pattern = subjects.log(LogAddress(tenant, route, request_id), self._shards)
-        subject = await self._broker.find_subject(stream, pattern)
-        return subjects.parse_log(subject) if subject else None
+        found = await self._broker.read(stream, {"last_by_subj": pattern})
+        return found[0] if found else None
+
+
+def _has_ended(last: StoredMessage, at: float) -> bool:
+    """Return whether a request whose log has this last record had ended at an epoch second."""
+    is_terminal = messages.unpack_record(last.data)["type"] in messages.TERMINAL_TYPES
+    return is_terminal and last.stored_at < at

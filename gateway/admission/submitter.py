@@ -13,7 +13,7 @@ from api.submission.ledger_space import LedgerSpace
 from api.submission.open_reservations import Reservation
 from api.submission.quotas import Quotas
 from api.submission.validation import ValidatedRequest
-from gateway.admission.idempotency import IdempotencyStore
+from gateway.admission.idempotency import IdempotencyRecord, IdempotencyStore
 from gateway.admission.load_shedding import (
     LatencyTarget,
     LoadShedder,
@@ -124,8 +124,16 @@ class Submitter:
         record = await self._idempotency.claim(tenant, key, request_id, digest)
         return RequestClaim(record.request_id, key, record.is_first)
 
-    async def find_request(self, tenant: str, key: str) -> str | None:
-        """Return the id of the request that an idempotency key stands for; None if there is none.
+    async def claim_anew(
+        self, tenant: str, key: str, used: IdempotencyRecord, digest: str
+    ) -> RequestClaim:
+        """Return a new request id, for which a used key stands from now on. Raises as `claim`."""
+        request_id = secrets.token_hex(16)
+        record = await self._idempotency.rebind(tenant, key, used, request_id, digest)
+        return RequestClaim(record.request_id, key, record.is_first)
+
+    async def find_key(self, tenant: str, key: str) -> IdempotencyRecord | None:
+        """Return what an idempotency key stands for; None if it is unused.
 
         Raises `BrokerUnavailable`.
         """

@@ -25,6 +25,7 @@ from streams.broker.declaration import TopologyMismatch
 from streams.broker.pull_loop import Delivery, PullLoop
 from streams.broker.retry import retry_forever
 from streams.errors import (
+    AnswerLost,
     BadRequest,
     BrokerUnavailable,
     Forbidden,
@@ -190,7 +191,7 @@ class NatsIngress:
 
     async def _append_error(self, delivery: Delivery, error: MillstreamError) -> None:
         wish, request_id = _guess_wish(delivery), None
-        if isinstance(error, IdempotencyConflict):  # the request, and its answer, are another's
+        if isinstance(error, IdempotencyConflict | AnswerLost):  # what is stored is another's
             wish = replace(wish, answer_key=None)
         else:  # where there is a request `accepted` was said already
             request_id = await self._context.producer_requests.find_request(self._tenant, wish.key)
@@ -242,6 +243,7 @@ def _parse_wish(delivery: Delivery) -> ReplyWish:
         _reply_route(delivery),
         _reply_encoding(delivery),
         _answer_key(delivery),
+        delivery.stored_at,
     )
 
 

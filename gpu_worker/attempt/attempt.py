@@ -5,7 +5,6 @@ import time
 from asyncio import Event
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -30,14 +29,14 @@ from streams.broker.pull_loop import Delivery
 from streams.errors import BrokerUnavailable
 from streams.headers import MESSAGE_ID, Envelope
 from streams.ledger_records import build_ledger_record
-from streams.messages import LedgerRecord, Record, Request, TokenUsage
+from streams.messages import LedgerRecord, Request, TokenUsage
 from streams.records import dead_letters
 from streams.records.attempt_history import AttemptHistory, NoteKind
 from streams.records.jobs.job_item import JobItem
+from streams.records.log_contents import LogContents, RequestEnd
 from streams.records.stored_ends import stored_end_of
 from streams.records.token_log import (
     Fenced,
-    LogContents,
     TokenLog,
     never_settled,
     write_ledger_record,
@@ -256,15 +255,16 @@ class Attempt:
         """Claim the log and run the request; None if another attempt has ended or will end it."""
         identity = self._identity
         if self._is_line and (end := await self._read_stored_end()):
-            await write_ledger_record(self._broker, self._ledger_record(end, attempts=1))
+            await self._repeat_ledger_record(end)
             return None
         before = await self._token_log.claim(identity.model, identity.version, identity.worker)
         self._number = before.attempts + 1
-        if before.terminal is None and (end := await self._read_stored_end()):
-            await self._token_log.append(end)
-            before = replace(before, records=[*before.records, end])
-        if before.terminal is not None:
-            await self._repeat_ledger_record(before)
+        end = before.end
+        if end is None and (end := await self._read_stored_end()):
+            await self._token_log.append(end.terminal)
+        if end is not None:
+            await self._poison_guard.load_history(before)
+            await self._repeat_ledger_record(end)
             return None
         kept = LogContents() if before.is_truncated else before
         self._tokens, self._rows, self._characters = len(kept.tokens), kept.rows, len(kept.text)
@@ -279,8 +279,8 @@ class Attempt:
             await self._start_in_turn(kept)
             return await self._store_outputs()
 
-    async def _read_stored_end(self) -> Record | None:
-        """Return the terminal for which an earlier delivery of the work has stored an end, if any.
+    async def _read_stored_end(self) -> RequestEnd | None:
+        """Return the end that an earlier delivery of the work has stored, if any.
 
         Work that a dispatcher has put back into the queue is another message, with another id.
         """
@@ -495,16 +495,14 @@ class Attempt:
         generated = max(self._tokens, self._generated_before)  # the client may have seen them all
         return messages.openai_usage(self.envelope.prompt_tokens, generated, cached)
 
-    async def _repeat_ledger_record(self, before: LogContents) -> None:
-        """Write the ledger record of a log that has its terminal already.
+    async def _repeat_ledger_record(self, end: RequestEnd) -> None:
+        """Write the ledger record of a request that has ended already.
 
-        The attempt that stored the terminal may have died before it wrote the ledger record.
+        The attempt that ended it may have died before it wrote the ledger record.
         """
-        assert before.terminal is not None
-        attempts = max(1, before.attempts)
-        await self._poison_guard.load_history(before)
-        self._first_output_at = before.first_output_at
-        await write_ledger_record(self._broker, self._ledger_record(before.terminal, attempts))
+        self._first_output_at = end.first_output_at
+        record = self._ledger_record(end.terminal, max(1, end.attempts))
+        await write_ledger_record(self._broker, record)
 
     def _ledger_record(self, terminal: Mapping[str, Any], attempts: int) -> LedgerRecord:
         now_ms = self._broker.clock.now_ms()

@@ -16,7 +16,8 @@ from streams.records.attempt_history import (
     NoteKind,
     PastAttempt,
 )
-from streams.records.token_log import RETRY_TIMEOUT_SECONDS, LogContents
+from streams.records.log_contents import LogContents
+from streams.records.token_log import RETRY_TIMEOUT_SECONDS
 from streams.subjects import LogAddress
 
 log = structlog.get_logger()

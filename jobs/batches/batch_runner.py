@@ -303,9 +303,8 @@ class BatchRunner:
         kind = job_subjects.result_kind(message.subject)
         if kind == "part":
             return
-        try:
-            _, _, index = job_subjects.parse_result(message.subject)
-        except ValueError:
+        index = self._parse_index(message.subject)
+        if index is None:
             self._logger.error("result_unreadable", subject=message.subject)
             return
         result = await unpack_result(self._broker, message)
@@ -320,10 +319,20 @@ class BatchRunner:
         else:
             self._lines.mark_ended(index)
             counts.add(result)
-        self._forget_log(result)
+        self._forget_log(index, result.attempt)
 
-    def _forget_log(self, result: ItemResult) -> None:
-        address = LogAddress(self.batch.tenant, ROUTE, result.request_id)
+    def _parse_index(self, subject: str) -> int | None:
+        """Return the line of a result; None for a subject that names no line of the batch."""
+        try:
+            _, _, index = job_subjects.parse_result(subject)
+        except ValueError:
+            return None
+        return index if index < self.batch.total else None
+
+    def _forget_log(self, index: int, attempt: int) -> None:
+        """Have the log of a try removed; which one that is, its result may be wrong about."""
+        request_id = make_request_id(self.batch.secret, index, attempt)
+        address = LogAddress(self.batch.tenant, ROUTE, request_id)
         self._logs.append(
             (time.monotonic() + PURGE_SECONDS, subjects.log(address, self._parts.shards))
         )

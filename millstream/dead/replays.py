@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, LaneFull, MillstreamError, Overloaded
-from streams.headers import EXPECTED_LAST, MESSAGE_ID, Envelope
+from streams.headers import EXPECTED_LAST, MESSAGE_ID, Envelope, ItemRef
 from streams.records import request_queue
 from streams.records.dead_letters import REPLAY_OF, DeadLetter
 from streams.records.token_log import RETRY_TIMEOUT_SECONDS
@@ -24,10 +24,10 @@ _REPEATABLE_SECONDS = topology.LOG_SECONDS / 2  # well within the broker's dupli
 
 
 class NotReplayable(MillstreamError):
-    """The dead letter cannot be queued again: the request's headers are missing or malformed."""
+    """The dead letter cannot be queued again: it is no request, or one of an item of a job."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} cannot be replayed: its headers are not those of a request")
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} cannot be replayed: {reason}")
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,15 @@ async def replay(broker: Broker, letter: DeadLetter) -> tuple[Replay, bool]:
 
     Returns the replay (the new request's id and time), and True if this call queued the request or
     False if an earlier one had. Raises `NotReplayable` for a letter whose headers are not those of
-    a request, and `LaneFull` or `Overloaded` if the broker refused to queue the request.
-    `BrokerUnavailable` leaves open whether the request was queued. Calling again soon after it is
-    safe, because the broker recognises the same message and does not queue it twice.
+    a request, or that is of an item of a job, and `LaneFull` or `Overloaded` if the broker refused
+    to queue the request. `BrokerUnavailable` leaves open whether the request was queued. Calling
+    again soon after it is safe, because the broker recognises the same message and does not queue
+    it twice.
     """
     if letter.envelope is None:
-        raise NotReplayable(letter.name)
+        raise NotReplayable(letter.name, "its headers are not those of a request")
+    if item := letter.envelope.item:
+        raise NotReplayable(letter.name, _explain_item(item))
     now = broker.clock.now_ms()
     record = Replay(secrets.token_hex(16), now)
     subject = subjects.replay(letter.name)
@@ -110,9 +113,10 @@ async def _enqueue(broker: Broker, letter: DeadLetter, envelope: Envelope, recor
 def _as_new_request(envelope: Envelope, record: Replay) -> Envelope:
     """The envelope of a request accepted now, with equal time to its deadline and no reservation.
 
-    No gateway has reserved quota for it, so its account is empty. A producer
-    has its durable answer already, that it failed.
+    No gateway has reserved quota for it, so its account is empty. A durable answer takes the place
+    of that of the request which failed.
     """
+    answer = envelope.answer and replace(envelope.answer, replaces=envelope.request_id)
     return replace(
         envelope,
         request_id=record.request_id,
@@ -122,7 +126,16 @@ def _as_new_request(envelope: Envelope, record: Replay) -> Envelope:
         account="",
         priority="",
         estimated_wait_ms=None,
-        answer=None,
+        answer=answer,
+    )
+
+
+def _explain_item(item: ItemRef) -> str:
+    """Whoever owns a job tries its items again, and each has one result for good."""
+    return (
+        f"it was try {item.attempt} of item {item.index} of {item.job}, which is tried again "
+        "there; lines of a batch that have failed for good run by `millstream batch retry`, and a "
+        "response by a new one"
     )
 
 

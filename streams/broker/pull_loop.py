@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
-from streams.subjects import parse_ack_subject
+from streams.subjects import parse_ack_subject, parse_ack_time
 
 log = structlog.get_logger()
 
@@ -43,6 +43,11 @@ class Delivery:
     seq: int  # in the stream
     num_delivered: int  # 1 the first time
     reply: str
+
+    @property
+    def stored_at(self) -> float:
+        """When the message was stored, in epoch seconds."""
+        return parse_ack_time(self.reply)
 
     async def ack(self) -> None:
         """Tell the broker that the message is done and must not be delivered again.

@@ -12,6 +12,7 @@ import orjson
 from streams.broker.cluster_clock import ClockSample, ticks
 from streams.broker.nats_wire import parse_headers
 from streams.errors import BrokerUnavailable, MillstreamError
+from streams.headers import STORED_AT
 
 T = TypeVar("T")
 
@@ -73,6 +74,11 @@ class StoredMessage:
     subject: str
     data: bytes
     headers: Mapping[str, str]
+
+    @property
+    def stored_at(self) -> float:
+        """When it was stored, in epoch seconds. KeyError unless a direct get has read it."""
+        return datetime.fromisoformat(self.headers[STORED_AT]).timestamp()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ quota_thresholds events: what part of a quota is used, each stored once
 request_queue    a gateway enqueues the request; the broker refuses it when the lane is full
 attempt_history  how earlier attempts went, and whether the request is poison
 token_log        a worker claims the request's log and appends records; another attempt is fenced
+log_contents     what the records of a log say together, and how a request ended
 token_log_cache  the writer's copy of its log, for readers that missed records
 worker_time      what of a worker's time was no request's
 ledger_checks    whether a record of the ledger is what its subject says

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker
-from streams.records.token_log import LogContents
+from streams.records.log_contents import LogContents
 from streams.subjects import LogAddress
 
 MAX_FAILURES = 3  # attempts that may fail before a request is given up

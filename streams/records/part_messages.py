@@ -8,19 +8,23 @@ from streams.errors import BrokerUnavailable
 from streams.headers import EXPECTED_LAST, MAX_HEADER_BYTES
 
 STORE_SECONDS = 30.0
+REPLICATION_SECONDS = 30.0  # after so long, a part that a replica does not have was removed
 MAX_PARTS = 1024
 ReadLast = Callable[[str], Awaitable[StoredMessage | None]]
 _PARTS = "Parts"  # how many messages hold a value; the one that counts is the last
 _NONCE = "Nonce"  # names the parts before it
 
 
-async def store_once(broker: Broker, subject: str, parts: str, payload: bytes) -> bool:
+async def store_once(
+    broker: Broker, subject: str, parts: str, payload: bytes, replaces: int = 0
+) -> bool:
     """Store a value on a subject that has none yet; return False if it has one. Idempotent.
 
-    Parts of a large one are stored under the subject `parts`, each with a word behind. Raises
+    With `replaces`, the sequence of a value that is there, it takes the place of that one. Parts of
+    a large one are stored under the subject `parts`, each with a word behind. Raises
     `BrokerUnavailable`, or `StoreRefused` if there is no room.
     """
-    headers = {EXPECTED_LAST: "0"}
+    headers = {EXPECTED_LAST: str(replaces)}
     limit = broker.max_payload - MAX_HEADER_BYTES
     pieces = [payload[at : at + limit] for at in range(0, len(payload), limit)]
     if len(pieces) > 1:
@@ -38,12 +42,12 @@ async def store_once(broker: Broker, subject: str, parts: str, payload: bytes) -
     return True
 
 
-async def join_parts(message: StoredMessage, parts: str, read: ReadLast) -> bytes:
+async def join_parts(broker: Broker, message: StoredMessage, parts: str, read: ReadLast) -> bytes:
     """Return the value of which `message` is the part that counts.
 
     `read` returns the last message on a subject, of the others, which lie under `parts`. Raises
-    `BrokerUnavailable` for parts that this replica does not have yet, KeyError or ValueError for
-    headers of another form.
+    `BrokerUnavailable` for parts that this replica does not have yet, ValueError for parts that
+    were removed, and KeyError or ValueError for headers of another form.
     """
     count = int(message.headers.get(_PARTS, "1"))
     if count == 1:
@@ -54,6 +58,8 @@ async def join_parts(message: StoredMessage, parts: str, read: ReadLast) -> byte
     for number in range(count - 1):
         found = await read(f"{parts}.{message.headers[_NONCE]}-{number}")
         if found is None:
+            if broker.clock.now() > message.stored_at + REPLICATION_SECONDS:
+                raise ValueError(f"of its {count} parts, number {number} was removed")
             raise BrokerUnavailable(f"a part of the value on {message.subject} cannot be read yet")
         pieces.append(found.data)
     return b"".join((*pieces, message.data))

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 from streams.broker.broker_client import Broker
 from streams.headers import Envelope
-from streams.messages import Record
 from streams.records.answers.durable_answer import DurableAnswer
 from streams.records.jobs.job_item import JobItem
+from streams.records.log_contents import RequestEnd
 
 
 class StoredEnd(Protocol):
@@ -16,8 +16,8 @@ class StoredEnd(Protocol):
     Both methods raise `BrokerUnavailable`, and storing `StoreRefused` if there is no room.
     """
 
-    async def read_end(self) -> Record | None:
-        """Return the terminal that it stands for; None while nothing is stored."""
+    async def read_end(self) -> RequestEnd | None:
+        """Return how the request ended; None while nothing is stored."""
 
     async def store_result(
         self, packed: Iterable[bytes], terminal: Mapping[str, Any]

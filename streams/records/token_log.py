@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from streams import messages, subjects, topology
@@ -24,6 +24,7 @@ from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID, RESTART
 from streams.messages import Encoding, LedgerRecord
 from streams.records import usage_counters
+from streams.records.log_contents import LogContents
 from streams.records.token_log_cache import TokenLogCache
 from streams.subjects import LogAddress
 
@@ -38,72 +39,6 @@ class Fenced(MillstreamError):
 
     The writer must append nothing more and must not acknowledge the request's work message.
     """
-
-
-@dataclass(frozen=True)
-class LogContents:
-    """All records of one token log in order, decoded.
-
-    `last` is the stream sequence of the last record, 0 for an empty log.
-    """
-
-    records: list[dict[str, Any]] = field(default_factory=list)
-    last: int = 0
-
-    @property
-    def attempts(self) -> int:
-        """Number of the latest attempt that has claimed the log, counted from 1; 0 if none has."""
-        return max((r["attempt"] for r in self.records if r["type"] == "started"), default=0)
-
-    @property
-    def terminal(self) -> dict[str, Any] | None:
-        """The record that ended the request (`done` or `error`); None while there is none."""
-        last = self.records[-1] if self.records else None
-        return last if last and last["type"] in messages.TERMINAL_TYPES else None
-
-    @property
-    def tokens(self) -> list[int]:
-        """The ids of all generated tokens in the log, from all attempts, in order."""
-        return [token for part in self._output for token in part.get("tokens", ())]
-
-    @property
-    def text(self) -> str:
-        """The text of all generated tokens in the log, from all attempts."""
-        return "".join(part.get("text", "") for part in self._output)
-
-    @property
-    def rows(self) -> int:
-        """The number of result rows in the log: vectors of an `embed` or `classify` request."""
-        return sum(part["count"] for part in self._output if part["type"] == "result")
-
-    @property
-    def generated_tokens(self) -> int:
-        """Number of tokens generated so far, with those whose records the broker has dropped."""
-        last = next((part for part in reversed(self._output) if part["type"] == "chunk"), None)
-        return last["index"] + last["count"] if last else 0
-
-    @property
-    def first_output_at(self) -> int:
-        """The time of the first output by any attempt, in epoch ms; 0: none, or not known."""
-        claims = (r.get("first_output_at", 0) for r in self.records if r["type"] == "started")
-        outputs = (part.get("at", 0) for part in self._output[:1])
-        return next((at for at in (*claims, *outputs) if at), 0)
-
-    @property
-    def has_output(self) -> bool:
-        """True if an attempt has stored any output, though the broker may have dropped it."""
-        return bool(self._output)
-
-    @property
-    def is_truncated(self) -> bool:
-        """True if the broker has dropped the log's beginning; no attempt can continue it then."""
-        ends = [0, *(part["index"] + part["count"] for part in self._output)]
-        parts = zip(self._output, ends, strict=False)
-        return any(part["index"] != end for part, end in parts)
-
-    @property
-    def _output(self) -> list[dict[str, Any]]:
-        return [record for record in self.records if record["type"] in ("chunk", "result")]
 
 
 def decode_contents(stored: Sequence[StoredMessage]) -> LogContents:

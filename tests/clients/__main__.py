@@ -12,6 +12,7 @@ folder of your own whose path is given in CLIENTS:
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ def run_client(name: str, url: str, model: str) -> int:
 
 def main(names: Sequence[str]) -> int:
     """Run the clients; returns 0 if all are right, 1 if one is wrong, else 2 if one is missing."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no cell is left behind
     model = os.environ.get("MODEL", "mock")
     with (
         tempfile.TemporaryDirectory() as home,

@@ -26,6 +26,7 @@ from streams.broker.broker_client import Broker
 from streams.headers import MESSAGE_ID, Envelope
 from streams.messages import LedgerRecord, Request, Sampling
 from streams.records import request_queue, token_log
+from streams.records.log_contents import LogContents
 from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
 from tests.support.accounts_server import connect, process_files, process_settings, worker_pins
@@ -184,7 +185,7 @@ class BrokerClient:
         await eventually(is_settled)
         return counts
 
-    async def read_log(self, request_id: str) -> token_log.LogContents:
+    async def read_log(self, request_id: str) -> LogContents:
         """The token log as it is stored."""
         stream = topology.token_stream_of(request_id, 1)
         address = LogAddress(self.tenants.get(request_id, "acme"), ROUTE, request_id)

@@ -20,6 +20,8 @@ async function readAnswer(nc, key) {
   const parts = []; // of an answer larger than a message
   for (let n = 0; n < Number(last.headers.get("Parts") || "1") - 1; n++)
     parts.push(await ask(`${subject}.${last.headers.get("Nonce")}-${n}`));
+  if (parts.some((part) => part.headers?.code))
+    throw new Error("parts of the answer are gone: purge it, and submit again");
   return JSON.parse(Buffer.concat([...parts, last].map((part) => part.data)));
 }
 

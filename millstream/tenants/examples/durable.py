@@ -27,6 +27,8 @@ async def read_answer(nc: Client, key: str) -> dict[str, Any] | None:
         return None
     numbers = range(int(headers.get("Parts", "1")) - 1)  # an answer larger than a message
     parts = [await nc.request(f"{subject}.{headers['Nonce']}-{n}", timeout=5) for n in numbers]
+    if any("Status" in (part.headers or {}) for part in parts):
+        raise RuntimeError("parts of the answer are gone: purge it, and submit again")
     whole: dict[str, Any] = json.loads(b"".join(part.data for part in [*parts, last]))
     return whole
 

@@ -2,16 +2,18 @@
 
 It is a map as replies are, with `type` `done` or `error` and the fields of such a record. It also
 has `id` and `digest` (of the submission), `request_id`, `ended` (epoch milliseconds), and what of
-`version`, `text`, `logprobs`, `vectors` and `labels` there is.
+`version`, `text`, `logprobs`, `vectors` and `labels` there is, and `attempts` and `first_output_at`
+of a request that a worker had.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streams import messages, subjects
 from streams.headers import AnswerRef
 from streams.messages import Record
 from streams.records.jobs.item_results import build_result
+from streams.records.log_contents import RequestEnd
 
 _TERMINAL_FIELDS = (
     "type",
@@ -30,7 +32,7 @@ def build_answer(
     ref: AnswerRef,
     request_id: str,
     ended: int,
-    records: Sequence[Mapping[str, Any]],
+    records: list[Record],
     terminal: Mapping[str, Any],
 ) -> Record:
     """Return the answer to a request, of its token log's records and the terminal that ends it."""
@@ -41,6 +43,8 @@ def build_answer(
         "logprobs": result.logprobs,
         "vectors": result.vectors,
         "labels": result.labels,
+        "attempts": result.attempts,
+        "first_output_at": result.first_output_at,
     }
     return {
         **{name: terminal[name] for name in _TERMINAL_FIELDS if name in terminal},
@@ -55,6 +59,12 @@ def build_answer(
 def terminal_of(answer: Record) -> Record:
     """Return the terminal that an answer stands for."""
     return {name: answer[name] for name in _TERMINAL_FIELDS if name in answer}
+
+
+def end_of(answer: Record) -> RequestEnd:
+    """Return the end of the request that was answered so, whose token log may be gone."""
+    version, attempts = answer.get("version", ""), answer.get("attempts", 0)
+    return RequestEnd(terminal_of(answer), version, attempts, answer.get("first_output_at", 0))
 
 
 def replies_of(answer: Record) -> Iterator[Record]:

@@ -7,10 +7,11 @@ import structlog
 
 from streams import messages
 from streams.broker.broker_client import Broker, StreamMissing
+from streams.errors import AnswerLost
 from streams.headers import AnswerRef, Envelope
-from streams.messages import Record
-from streams.records.answers.answer_records import build_answer, terminal_of
+from streams.records.answers.answer_records import build_answer, end_of
 from streams.records.answers.answer_store import read_answer, store_answer
+from streams.records.log_contents import RequestEnd
 
 log = structlog.get_logger()
 
@@ -21,16 +22,17 @@ class DurableAnswer:
     def __init__(self, broker: Broker, envelope: Envelope, ref: AnswerRef) -> None:
         self._broker, self._envelope, self._ref = broker, envelope, ref
 
-    async def read_end(self) -> Record | None:
-        """Return the terminal that the stored answer stands for; None while there is none.
+    async def read_end(self) -> RequestEnd | None:
+        """Return how the request ended, by its stored answer; None while none can be read.
 
         Raises `BrokerUnavailable`.
         """
         try:
             found = await read_answer(self._broker, self._envelope.tenant, self._ref.key)
-        except StreamMissing:  # the tenant publishes no more
+        except (StreamMissing, AnswerLost):  # it publishes no more, or has filled its stream
             return None
-        return terminal_of(found) if found else None
+        is_own = found and found["request_id"] != self._ref.replaces
+        return end_of(found) if found and is_own else None
 
     async def store_result(
         self, packed: Iterable[bytes], terminal: Mapping[str, Any]
@@ -46,9 +48,15 @@ class DurableAnswer:
         answer = build_answer(self._ref, envelope.request_id, clock.now_ms(), records, terminal)
         try:
             is_first = await store_answer(
-                self._broker, envelope.tenant, self._ref.key, answer, envelope.encoding
+                self._broker,
+                envelope.tenant,
+                self._ref.key,
+                answer,
+                envelope.encoding,
+                self._ref.replaces,
             )
         except StreamMissing as error:
             log.error("answer_not_stored", tenant=envelope.tenant, reason=str(error))
             return terminal
-        return terminal if is_first else await self.read_end() or terminal
+        end = None if is_first else await self.read_end()
+        return end.terminal if end else terminal

@@ -9,12 +9,13 @@ Pure.
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from streams import messages, subjects
-from streams.messages import FinishReason, TokenUsage
+from streams.messages import FinishReason, Record, TokenUsage
+from streams.records.log_contents import LogContents, RequestEnd
 
 _ID_DIGITS = 31
 # Codes of failures after which another try may succeed
@@ -43,7 +44,7 @@ class ItemResult:
     `vectors` and `labels` are those of the request's token log, of all its records. `ended` is in
     epoch milliseconds, and `usage` as OpenAI's. `chunks` has the numbers of tokens and characters
     of each chunk of the log, so that a stream of the result is that of the log; a line, which
-    nobody streams, has none.
+    nobody streams, has none. `attempts` and `first_output_at` are those of the request's end.
     """
 
     request_id: str
@@ -60,6 +61,8 @@ class ItemResult:
     labels: list[str] = field(default_factory=list)
     stop_sequence: str = ""  # the stop string that ended the text
     chunks: list[list[int]] = field(default_factory=list)
+    attempts: int = 0
+    first_output_at: int = 0
 
     @property
     def may_pass(self) -> bool:
@@ -76,6 +79,10 @@ class ItemResult:
         if self.code and self.code != CANCELLED:
             return messages.error_record(self.code, self.message, self.usage)
         return messages.done_record(self.finish or "cancelled", self.usage, {}, self.stop_sequence)
+
+    def to_end(self) -> RequestEnd:
+        """Return the end of the request, whose token log was perhaps removed."""
+        return RequestEnd(self.to_terminal(), self.version, self.attempts, self.first_output_at)
 
     def pack(self) -> bytes:
         """Return the result as msgpack."""
@@ -102,9 +109,10 @@ class ItemResult:
             self.text,
             self.stop_sequence,
         )
+        numbers = (self.attempt, self.ended, self.attempts, self.first_output_at)
         return (
             all(isinstance(text, str) for text in texts)
-            and all(isinstance(number, int) for number in (self.attempt, self.ended))
+            and all(isinstance(number, int) for number in numbers)
             and isinstance(self.usage, dict)
             and isinstance(self.usage.get("prompt_tokens", 0), int)
             and isinstance(self.usage.get("completion_tokens", 0), int)
@@ -117,14 +125,14 @@ def build_result(
     request_id: str,
     attempt: int,
     ended: int,
-    records: Sequence[Mapping[str, Any]],
+    records: list[Record],
     terminal: Mapping[str, Any],
 ) -> ItemResult:
     """Return the result of a request, of its token log's records and the terminal that ends it."""
     chunks = [record for record in records if record["type"] == "chunk"]
     logprobs = [each for chunk in chunks for each in chunk.get("logprobs") or ()]
-    claims = [record["version"] for record in records if record["type"] == "started"]
     rows = [record for record in records if record["type"] == "result"]
+    end = LogContents(records).ended_by(terminal)
     streamed = [] if subjects.is_line(request_id) else chunks
     is_error = terminal["type"] == "error"
     finish = None if is_error else terminal["finish_reason"]
@@ -135,7 +143,7 @@ def build_result(
         code=terminal["code"] if is_error else CANCELLED if finish == CANCELLED else "",
         message=terminal["message"] if is_error else "",
         finish=finish,
-        version=claims[-1] if claims else "",
+        version=end.version,
         usage=dict(terminal["usage"]),
         text="".join(chunk["text"] for chunk in chunks),
         logprobs=logprobs or None,
@@ -143,6 +151,8 @@ def build_result(
         labels=rows[-1].get("labels", []) if rows else [],
         stop_sequence=terminal.get("stop_sequence", ""),
         chunks=[[each["count"], len(each["text"])] for each in streamed],
+        attempts=end.attempts,
+        first_output_at=end.first_output_at,
     )
 
 

@@ -8,6 +8,7 @@ from streams.broker.broker_client import Broker
 from streams.headers import Envelope, ItemRef
 from streams.records.jobs.item_results import ItemResult, build_result
 from streams.records.jobs.result_store import read_result, store_result
+from streams.records.log_contents import RequestEnd
 
 
 class JobItem:
@@ -20,13 +21,13 @@ class JobItem:
         """Return whether the line has its result. Raises `BrokerUnavailable`."""
         return await self._read() is not None
 
-    async def read_end(self) -> dict[str, Any] | None:
-        """Return the terminal that the line's result stands for; None while it has no result.
+    async def read_end(self) -> RequestEnd | None:
+        """Return how the line ended, by its result; None while it has no result.
 
         Raises `BrokerUnavailable`.
         """
         result = await self._read()
-        return result.to_terminal() if result else None
+        return result.to_end() if result else None
 
     async def _read(self) -> ItemResult | None:
         ref = self._ref
@@ -48,4 +49,5 @@ class JobItem:
             terminal,
         )
         is_first = await store_result(self._broker, self._envelope.tenant, self._ref, result)
-        return terminal if is_first else await self.read_end() or terminal
+        end = None if is_first else await self.read_end()
+        return end.terminal if end else terminal

@@ -50,7 +50,9 @@ async def unpack_result(broker: Broker, message: StoredMessage) -> ItemResult:
     """
     try:
         parts = job_subjects.result(*job_subjects.parse_result(message.subject))
-        return ItemResult.unpack(await join_parts(message, parts, partial(_read_last, broker)))
+        return ItemResult.unpack(
+            await join_parts(broker, message, parts, partial(_read_last, broker))
+        )
     except (ValueError, TypeError, KeyError) as error:
         log.error("result_unreadable", subject=message.subject, reason=repr(error))
         return ItemResult("", 0, 0, code="internal_error", message="the result cannot be read")

@@ -35,7 +35,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def a_bad_worker(c: BrokerClient) -> AsyncIterator[list[int]]:
+async def a_bad_worker(nats_url: str) -> AsyncIterator[list[int]]:
     """It announces room, and gives back everything that it gets; yields which deliveries."""
     pool = PoolKey("mock", "1", Priority.STANDARD)
     consumer = topology.work_consumer(pool, 5)
@@ -47,7 +47,7 @@ async def a_bad_worker(c: BrokerClient) -> AsyncIterator[list[int]]:
         tasks.create_task(delivery.nak())
 
     beat = Heartbeat("bad", "mock", "1", 4, 1000, 0, 0, 4, 1000, 0, 0.0)
-    async with connect_worker(c.broker.url, "bad") as broker, asyncio.TaskGroup() as tasks:
+    async with connect_worker(nats_url, "bad") as broker, asyncio.TaskGroup() as tasks:
         await declaration.declare_consumer(broker, topology.WORK, consumer)
         pull = PullLoop(broker, topology.WORK, consumer.durable_name, lambda: 1, take)
         pulling = tasks.create_task(pull.run())
@@ -75,7 +75,7 @@ async def test_a_poison_request_becomes_a_dead_letter(nats_url: str) -> None:
         running(dispatcher.service, dispatcher_settings(nats_url)),
     ):
         await eventually(c.report)
-        async with a_bad_worker(c) as seen:
+        async with a_bad_worker(nats_url) as seen:
             request = await c.send()
             terminal = await eventually(lambda: c.terminal(request))
             assert terminal["code"] == "attempts_exhausted"
@@ -91,7 +91,7 @@ async def test_a_poison_request_is_found_when_its_advisory_was_lost(nats_url: st
     """The broker tells once, and here nobody listens; good work in between is left alone."""
     async with broker_client(nats_url) as c:
         request = await c.publish_work(c.envelope(5, 8), PAYLOAD)
-        async with a_bad_worker(c) as seen:
+        async with a_bad_worker(nats_url) as seen:
             # it gives up when somebody asks for more, not with the last delivery
             await eventually(lambda: given_up(c))
             assert len(seen) == topology.MAX_DELIVERIES

@@ -11,6 +11,7 @@ from streams import job_subjects, topology
 from streams.broker.broker_client import Broker
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
+from streams.errors import StorageFull
 from streams.records.files.file_records import FilePart, StoredFile
 from streams.records.files.file_store import FileStore
 from tests.support.accounts_server import connect
@@ -103,3 +104,32 @@ async def test_parts_that_became_no_part_of_a_file_are_removed(
 
 async def count_records(broker: Broker) -> int:
     return (await broker.js.stream_info(topology.FILE_RECORDS)).state.messages
+
+
+async def test_a_record_that_finds_no_room_is_swept_later(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full bucket is no reason for the batches and webhooks of all tenants to stop."""
+    tries, expire = [], FileStore.expire
+
+    async def find_no_room_at_first(self: FileStore, file: StoredFile) -> None:
+        tries.append(file.id)
+        if len(tries) == 1:
+            raise StorageFull("the stream KV_files is full")
+        await expire(self, file)
+
+    monkeypatch.setattr(FileStore, "expire", find_no_room_at_first)
+    monkeypatch.setattr(file_sweeper, "SWEEP_SECONDS", 0.1)
+    async with (
+        gateways(nats_url),
+        connect(nats_url, "test") as broker,
+        running(jobs.service, jobs_settings(nats_url)),
+    ):
+        await eventually(lambda: _exists(broker))
+        expired = await store(broker, "expired", b"e")
+        await FileStore(broker).change(expired, lambda it: replace(it, expires_at=1))
+
+        async def is_removed() -> bool:
+            return len(tries) > 1 and not await chunks_of(broker, "expired")
+
+        await eventually(is_removed)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from millstream.dead.settings import DeadChangeSettings, DeadListSettings, DeadS
 from streams import messages, subjects, topology
 from streams.broker.responses import StoredMessage
 from streams.errors import LaneFull
-from streams.headers import EXPECTED_LAST
+from streams.headers import EXPECTED_LAST, ItemRef
 from streams.messages import Request, Sampling
 from streams.records import dead_letters
 from streams.records.attempt_history import AttemptHistory, FaultScope, PastAttempt
@@ -50,12 +51,14 @@ def only_the_commands_print() -> Iterator[None]:
         yield
 
 
-async def a_letter(c: BrokerClient, *, tenant: str = "acme", model: str = "mock") -> DeadLetter:
+async def a_letter(
+    c: BrokerClient, *, tenant: str = "acme", model: str = "mock", item: ItemRef | None = None
+) -> DeadLetter:
     """As a worker leaves it."""
     sampling = Sampling(max_tokens=8, temperature=0.0, stop=[SECRET])
     prompt = messages.pack_tokens(list(SECRET.encode()))
     payload = Request("generate", prompt, sampling=sampling).pack()
-    envelope = c.envelope(len(SECRET), 8, tenant=tenant)
+    envelope = replace(c.envelope(len(SECRET), 8, tenant=tenant), item=item)
     subject = subjects.work(PoolKey(model, "1", Priority.BATCH))
     work = StoredMessage(1, subject, payload, envelope.to_headers())
     await dead_letters.store_dead_letter(c.broker, work, envelope, EXHAUSTED, TRIED)
@@ -200,6 +203,20 @@ async def test_a_replay_that_was_cut_off_is_completed_soon_and_later_left_alone(
         made = [await replays.replay(c.broker, letter) for letter in letters]
         assert [now for _, now in made] == [True, False]
         assert await c.message_count(topology.REQUESTS) == 1
+
+
+async def test_a_line_of_a_batch_is_left_to_its_batch(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has its result, or another try: a replay would be computed and billed for nobody."""
+    async with broker_client(nats_url) as c:
+        letter = await a_letter(c, item=ItemRef("batch_1", 7, 3, is_last=True))
+        assert await commands.replay(changing(nats_url, request_id=letter.name), STOP) == 1
+        said = capsys.readouterr().err
+        assert "item 7 of batch_1" in said
+        assert "millstream batch retry" in said
+        assert await replays.read_replays(c.broker) == {}
+        assert await c.message_count(topology.REQUESTS) == 0
 
 
 async def test_many_are_changed_only_when_that_is_meant(

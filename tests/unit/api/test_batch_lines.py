@@ -83,7 +83,7 @@ def test_a_body_that_no_batch_can_answer_is_refused(change: dict[str, Any]) -> N
 def test_an_answer_has_the_body_of_its_endpoint() -> None:
     """Joined from all records of the log, with what was used."""
     records: list[dict[str, Any]] = [
-        {"type": "started", "version": "v1"},
+        {"type": "started", "attempt": 1, "version": "v1"},
         {"type": "chunk", "text": "Hello, ", "index": 0, "count": 2},
         {"type": "chunk", "text": "you.", "index": 2, "count": 3},
     ]
@@ -113,7 +113,7 @@ def test_only_a_failure_that_may_pass_is_worth_another_try() -> None:
     """A deadline that passed before any worker began is no try at all."""
     error = {"type": "error", "message": "m", "usage": USAGE}
     late = build_result("j0", 1, 5, [], error | {"code": "deadline_exceeded"})
-    begun = [{"type": "started", "version": "v1"}]
+    begun = [{"type": "started", "attempt": 1, "version": "v1"}]
     ran = build_result("j0", 1, 5, begun, error | {"code": "deadline_exceeded"})
     wrong = build_result("j0", 1, 5, begun, error | {"code": "upstream_refused"})
     assert [(each.may_pass, each.never_ran) for each in (late, ran, wrong)] == [

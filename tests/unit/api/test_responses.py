@@ -165,7 +165,7 @@ def live(events: ResponseEvents, chunks: list[tuple[int, str]], end: ResponseEnd
 
 
 def result_of(chunks: list[tuple[int, str]]) -> ItemResult:
-    records: list[dict[str, Any]] = [{"type": "started", "version": "v1"}]
+    records: list[dict[str, Any]] = [{"type": "started", "attempt": 1, "version": "v1"}]
     records += [{"type": "chunk", "count": count, "text": text} for count, text in chunks]
     done = {"type": "done", "finish_reason": "stop", "usage": USAGE}
     return ItemResult.unpack(build_result(ID, 1, 5_000, records, done).pack())

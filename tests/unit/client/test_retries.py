@@ -18,6 +18,8 @@ HTTP_ONLY = {
     "storage_full",
     "storage_quota_exceeded",
     "too_many_transfers",
+    # of a durable answer to a NATS producer
+    "answer_lost",
     # of the admin API, which has a client of its own
     "account_not_found",
     "accounts_not_told",

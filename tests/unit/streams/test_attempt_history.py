@@ -5,7 +5,7 @@ import pytest
 from streams import messages
 from streams.records import attempt_history
 from streams.records.attempt_history import AttemptNote, FaultScope, NoteKind, build_history
-from streams.records.token_log import LogContents
+from streams.records.log_contents import LogContents
 
 
 def told(*attempts: list[NoteKind]) -> attempt_history.AttemptHistory:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streams.records.token_log import LogContents
+from streams.records.log_contents import LogContents
 
 CLAIM = {"type": "started", "attempt": 1}
 

@@ -1,5 +1,6 @@
 """Durable answers: stored once by whoever ends a request, read with nothing but a NATS client."""
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -11,17 +12,25 @@ import pytest
 from nats.aio.client import Client
 
 import dispatcher.service
+import gpu_worker.service
+from dispatcher import model_dispatcher
 from gateway.admission import answer_space
 from gpu_worker.attempt.attempt import Attempt
+from millstream.dead import replays
+from millstream.tenants.examples import durable
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker
+from streams.broker.pull_loop import Delivery
 from streams.errors import BrokerUnavailable
+from streams.records import part_messages
+from streams.records.dead_letters import read_dead_letters
 from streams.records.token_log import TokenLog
+from tests.integration.dispatcher.test_dead_letters import a_bad_worker
 from tests.integration.gateway.entrypoints.test_nats_ingress import Producer, is_empty, producer
 from tests.support.accounts_server import AccountsServer, connect, producer_client
 from tests.support.eventually import eventually
 from tests.support.gateways import cell, gateways, register, tenants
-from tests.support.services import dispatcher_settings, running
+from tests.support.services import dispatcher_settings, running, worker_settings
 
 STREAM, API = "ANSWERS_acme", "ANSWERS.API"
 JSON = "application/json"
@@ -258,7 +267,8 @@ async def test_requests_wait_while_answers_have_no_room(
 
 
 async def purge(client: Client, key: str) -> None:
-    await client.jetstream(prefix=API).purge_stream(STREAM, subject=f"infer.answer.acme.{key}")
+    for subject in (f"infer.answer.acme.{key}", f"infer.answer.acme.{key}.>"):  # and its parts
+        await client.jetstream(prefix=API).purge_stream(STREAM, subject=subject)
 
 
 async def held_back(nats_url: str) -> bool:
@@ -281,3 +291,149 @@ async def test_a_full_stream_drops_its_oldest_answers(
         await eventually(lambda: len(p.ended()) == 20)
         kept = [number for number in range(20) if await read(client, f"n{number}")]
         assert 0 < len(kept) < 20
+
+
+async def test_an_id_is_free_once_its_answer_was_purged(nats_url: str) -> None:
+    """So a producer tries again after an error; nobody waits for an answer that was removed."""
+    bodies = [{"prompt": "hi", "max_tokens": 5}] * 2 + [{"prompt": "ho", "max_tokens": 4}]
+    async with cell(nats_url) as _, producer(nats_url) as p, producer_client(nats_url) as client:
+        answers: list[dict[str, Any]] = []
+        for body in bodies:
+            await submit_again(p, body)
+            await eventually(lambda: len(p.ended()) > len(answers))
+            answers.append(await read_back(nats_url, "a"))
+            await purge(client, "a")
+        assert len({answer["request_id"] for answer in answers}) == 3
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [5, 5, 4]
+
+
+async def submit_again(p: Producer, body: dict[str, Any], key: str = "a") -> None:
+    """Submit as soon as the broker does not take it for a repetition."""
+    await eventually(lambda: p.submit(body, key, Answer="durable"))
+
+
+async def test_what_was_submitted_before_the_end_is_no_new_request(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delivery whose acknowledgement was lost comes again when the answer was read and purged."""
+    purged, acks, ack = asyncio.Event(), [], Delivery.ack
+
+    async def lose_the_first(self: Delivery) -> None:
+        is_submission = self.subject.startswith("infer.submit.")
+        if is_submission:
+            acks.append(self.num_delivered)
+        if is_submission and len(acks) == 1:
+            await purged.wait()
+            await self.nak()
+        else:
+            await ack(self)
+
+    monkeypatch.setattr(Delivery, "ack", lose_the_first)
+    async with cell(nats_url) as _, producer(nats_url) as p, producer_client(nats_url) as client:
+        await p.submit({"prompt": "hi", "max_tokens": 5}, "a", Answer="durable")
+        await eventually(p.ended)
+        await purge(client, "a")
+        purged.set()
+        await eventually(lambda: is_empty(nats_url))
+        assert len(acks) > 1
+        assert await read(client, "a") is None
+        async with connect(nats_url, "test") as broker:
+            assert len(await broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS)) == 1
+
+
+@pytest.fixture
+def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the broker took messages of 512 bytes of an answer."""
+    monkeypatch.setattr(part_messages, "MAX_HEADER_BYTES", 2**20 - 512)
+
+
+@pytest.mark.usefixtures("small_messages")
+async def test_an_answer_in_parts_is_read_by_the_program_that_is_given_to_producers(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joins them, and says so when one is gone."""
+    monkeypatch.setattr(durable, "TENANT", "acme")
+    wish = {"Answer": "durable", "Accept": JSON}
+    async with cell(nats_url) as _, producer(nats_url) as p, producer_client(nats_url) as client:
+        await p.submit({"prompt": "hi", "max_tokens": 300}, "a", Route="json", **wish)
+        answer = await eventually(lambda: durable.read_answer(client, "a"))
+        assert answer["usage"]["completion_tokens"] == 300
+        await remove_first_part(client, "a")
+        with pytest.raises(RuntimeError, match="gone"):
+            await durable.read_answer(client, "a")
+
+
+async def remove_first_part(client: Client, key: str) -> None:
+    """As a full stream does with its oldest message."""
+    js = client.jetstream(prefix=API)
+    last = await js.get_msg(STREAM, subject=f"infer.answer.acme.{key}", direct=True)
+    assert last.headers
+    first = f"infer.answer.acme.{key}.{last.headers['Nonce']}-0"
+    await js.purge_stream(STREAM, subject=first)
+
+
+@pytest.mark.usefixtures("small_messages")
+async def test_an_answer_that_has_lost_parts_is_an_error_until_it_is_purged(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its submission is told so at once, and is not tried again for ever."""
+    body = {"prompt": "hi", "max_tokens": 300}
+    async with (
+        cell(nats_url) as _,
+        producer(nats_url) as p,
+        producer_client(nats_url) as client,
+        connect(nats_url, "test") as broker,
+    ):
+        await p.submit(body, "a", Answer="durable")
+        await eventually(p.ended)
+        first = text_of(next(iter(p.replies.values())))
+        await forget(broker)
+        await submit_again(p, body)  # repeated from its parts
+        await eventually(lambda: len(p.replies) == 2 and len(p.ended()) == 2)
+        assert {text_of(records) for records in p.replies.values()} == {first}
+        await remove_first_part(client, "a")
+        monkeypatch.setattr(part_messages, "REPLICATION_SECONDS", 0.0)
+        await submit_again(p, body)
+        await eventually(lambda: len(p.ended()) == 3)
+        assert p.ended()[-1]["code"] == "answer_lost"
+        await purge(client, "a")
+        await submit_again(p, body)
+        await eventually(lambda: len(p.ended()) == 4)
+        assert (await read_first(client, "a"))["Parts"] > "1"
+
+
+async def read_first(client: Client, key: str) -> dict[str, str]:
+    """The headers of the message by which an answer is found."""
+    found = await client.jetstream(prefix=API).get_msg(
+        STREAM, subject=f"infer.answer.acme.{key}", direct=True
+    )
+    return dict(found.headers or {})
+
+
+async def test_the_answer_to_a_replay_takes_the_place_of_its_dead_letters(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator has mended the workers; the producer looks where it has always looked."""
+    monkeypatch.setattr(model_dispatcher, "RECONCILE_SECONDS", 0.2)
+    await register(nats_url)
+    body = {"prompt": "hi", "max_tokens": 5}
+    async with (
+        gateways(nats_url, tenants=tenants()),
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+        producer(nats_url) as p,
+        connect(nats_url, "test") as broker,
+    ):
+        async with a_bad_worker(nats_url):
+            await p.submit(body, "a", "infer.submit.acme.mock.standard", Answer="durable")
+            await eventually(p.ended)
+        died = await read_back(nats_url, "a")
+        assert died["code"] == "attempts_exhausted"
+        (letter,) = await read_dead_letters(broker)
+        replayed, _ = await replays.replay(broker, letter)
+        async with running(gpu_worker.service, worker_settings(nats_url)):
+            await eventually(lambda: len(p.ended()) == 2)
+        answer = await read_back(nats_url, "a")
+        assert (answer["type"], answer["request_id"]) == ("done", replayed.request_id)
+        assert answer["text"] == text_of(p.replies[replayed.request_id])
+        state = await broker.js.stream_info(STREAM)
+        assert state.state.messages == 1
