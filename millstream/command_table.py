@@ -134,7 +134,7 @@ COMMANDS = (
     Command(
         "batch retry",
         "run the failed lines of a batch again, as a new one",
-        "millstream.batch.settings:OneBatchSettings",
+        "millstream.batch.settings:RetrySettings",
         "millstream.batch.commands:retry",
     ),
     Command(

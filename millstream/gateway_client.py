@@ -7,16 +7,19 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any
 
+from millstream.connection_failures import describe_failure
 from millstream.http_redirects import NoRedirects
 from streams.base_settings import GatewayClientSettings
 from streams.errors import MillstreamError
 
 ANSWER_SECONDS = 60.0
 _PIECE_BYTES = 65_536
+_KEY_REMEDY = "; name the API key by MILLSTREAM_API_KEY or --api-key"
 JsonBody = dict[str, Any]
 RequestBody = bytes | Iterator[bytes] | None
 OnSent = Callable[[int], None]
@@ -122,10 +125,9 @@ class GatewayClient:
         try:
             yield
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            text = getattr(reason, "strerror", None) or reason
             raise GatewayUnreachable(
-                f"no gateway answers at {self._url} ({text}): start one, or name it with --url"
+                f"no gateway answers at {self._url} ({describe_failure(error)}): start one, or "
+                "name it with --url"
             ) from None
 
 
@@ -159,7 +161,8 @@ def _iterate_form(head: bytes, source: IO[bytes], tail: bytes, on_sent: OnSent) 
 def _to_refusal(status: int, body: bytes) -> MillstreamError:
     try:
         error = json.loads(body)["error"]
-        return GatewayRefused(str(error["code"]), str(error["message"]))
+        remedy = _KEY_REMEDY if status == HTTPStatus.UNAUTHORIZED else ""
+        return GatewayRefused(str(error["code"]), f"{error['message']}{remedy}")
     except (ValueError, KeyError, TypeError):
         return _not_a_gateway(status)
 

@@ -22,6 +22,7 @@ from streams.base_settings import (
     CONNECTION_KEYS,
     DATA_DIR,
     ENV_PREFIX,
+    SLUG_PATTERN,
     UPSTREAM_PREFIX,
     DiscoverySettings,
     Settings,
@@ -29,6 +30,7 @@ from streams.base_settings import (
 
 DEFAULT_FILE = Path("millstream.toml")
 ENVIRONMENT_ONLY = {"config", "cache_dir"}
+_SLUG_FORM = "1 to 63 of a-z, 0-9, - and _, of which - and _ are not the first"
 
 
 class UsageError(Exception):
@@ -315,6 +317,8 @@ def _describe_error(
         return f"{origin}: unknown key{nearest}"
     if "key" in key or key in ("admin", "nats", "tenants"):
         return f"{origin}: {message}"
+    if kind == "string_pattern_mismatch" and SLUG_PATTERN in message:
+        return f"{origin}: {value!r} is not of this form: {_SLUG_FORM}"
     if kind == "string_pattern_mismatch" and len(loc) == 1 and known[key].description:
         return f"{origin}: {value!r} is not of this form: {known[key].description}"
     shown = "" if repr(value) in message else f", not {value!r}"

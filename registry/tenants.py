@@ -56,7 +56,7 @@ class TenantNotFound(MillstreamError):
     code = "tenant_not_found"
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no tenant {name!r}")
+        super().__init__(f"there is no tenant {name!r}: `millstream tenants list` shows all")
         self.name = name
 
 
@@ -253,6 +253,19 @@ def check_keys(configured: Mapping[str, TenantSettings], api_key: SecretStr) -> 
         _refuse_taken(added := _make_records(tenant, settings.keys), known)
         known |= added
     _refuse_taken(_make_records(Tenant(name=DEFAULT), (KeySettings(key=api_key),)), known)
+
+
+async def check_tenant(broker: Broker, name: str) -> None:
+    """Raise `TenantNotFound` unless a tenant has this name; `BrokerUnavailable` without an answer.
+
+    For commands, which ask once.
+    """
+    tenants = await Tenants.open(broker)
+    try:
+        if tenants.get(name) is None:
+            raise TenantNotFound(name)
+    finally:
+        await tenants.close()
 
 
 def _make_records(tenant: Tenant, keys: Iterable[KeySettings]) -> dict[str, Tenant | ApiKey]:

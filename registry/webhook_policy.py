@@ -6,11 +6,11 @@ Tenants name the URLs, so a URL must not reach what is next to the process that 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network
-from typing import NamedTuple
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from registry.upstream_addresses import (
     LOCALHOST,
@@ -99,10 +99,22 @@ class WebhookPolicy:
         return any(address in network for network in self.networks)
 
 
+def _parse_network(value: object) -> object:
+    """Return the network of a text; raises ValueError if it is none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return ip_network(value)
+    except ValueError as error:
+        raise ValueError(f"no network such as 10.0.0.0/8: {error}") from None
+
+
 class WebhookSettings(Settings):
     """The setting of a policy, of jobs services and of gateways."""
 
-    webhook_network: tuple[IPv4Network | IPv6Network, ...] = Field(
+    webhook_network: tuple[
+        Annotated[IPv4Network | IPv6Network, BeforeValidator(_parse_network)], ...
+    ] = Field(
         (),
         description="network such as 10.0.0.0/8 or 127.0.0.0/8 to which webhooks may be sent "
         "beside public addresses, and without TLS; repeatable",

@@ -28,7 +28,8 @@ from streams.server_urls import parse_server_urls
 ClientAuth = Literal["optional", "required"]
 SoftQuota = Literal["tokens_per_day", "spend_per_day", "tokens_per_month", "spend_per_month"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+SLUG_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+Slug = Annotated[str, StringConstraints(pattern=SLUG_PATTERN)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -122,8 +123,8 @@ class GatewayClientSettings(DiscoverySettings):
     url: str = Field(
         "http://127.0.0.1:8080",
         pattern="^https?://",
-        description="address of the gateway; found in the data directory of a running "
-        "`millstream up`, else the default",
+        description="address of the gateway, such as https://mill:8080; found in the data "
+        "directory of a running `millstream up`, else the default",
     )
     api_key: SecretStr | None = Field(
         None,

@@ -8,12 +8,14 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import IO, Any, Protocol
 from urllib.parse import quote, urlencode
 
 from admin.operation_table import OPERATIONS, PREFIX, Operation
 from millstream.admin.settings import AdminClientSettings
+from millstream.connection_failures import describe_failure
 from millstream.http_redirects import NoRedirects
 from registry.models import Model
 from streams import subjects
@@ -23,6 +25,7 @@ from streams.errors import MillstreamError
 ANSWER_SECONDS = 15.0  # longer than a change waits for the broker
 FIND_SECONDS = 5.0  # for an admin service that is about to start
 _RETRY_SECONDS = 0.1
+_KEY_REMEDY = "; name the key of the admin service by MILLSTREAM_ADMIN_KEY or --admin-key-file"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 JsonBody = dict[str, Any]
@@ -148,12 +151,12 @@ class HttpAdminClient:
                 return self._read(answer)
         except urllib.error.HTTPError as error:
             with error:
-                raise _to_refusal(self._read(error)) from None
+                remedy = _KEY_REMEDY if error.code == HTTPStatus.UNAUTHORIZED else ""
+                raise _to_refusal(self._read(error), remedy) from None
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
             raise AdminUnreachable(
-                f"no admin service answers at {self.url}: {reason}; start `millstream up` or "
-                "`millstream admin`, or name another one with --admin"
+                f"no admin service answers at {self.url}: {describe_failure(error)}; start "
+                "`millstream up` or `millstream admin`, or name another one with --admin"
             ) from None
 
     def _read(self, answer: IO[bytes]) -> JsonBody:
@@ -166,8 +169,8 @@ class HttpAdminClient:
         return found
 
 
-def _to_refusal(answer: JsonBody) -> MillstreamError:
+def _to_refusal(answer: JsonBody, remedy: str = "") -> MillstreamError:
     error = answer.get("error")
     if not isinstance(error, dict) or not {"code", "message"} <= error.keys():
         return AdminUnreachable("what answered is no admin service")
-    return AdminRefused(str(error["code"]), str(error["message"]))
+    return AdminRefused(str(error["code"]), f"{error['message']}{remedy}")

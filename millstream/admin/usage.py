@@ -10,7 +10,7 @@ from millstream.admin.console_output import make_console, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.admin.settings import UsageSettings
 from registry.tenant_records import QuotaLimits
-from registry.tenants import TenantNotFound, Tenants
+from registry.tenants import TenantNotFound, Tenants, check_tenant
 from streams import quota_windows, subjects, topology
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sample_once
@@ -65,7 +65,8 @@ async def _show_quotas(settings: UsageSettings) -> None:
             rows = await collect_usage(broker, tenants, broker.clock.now())
         finally:
             await tenants.close()
-    _print_rows([r for r in rows if settings.tenant in (None, r["tenant"])], settings.as_json)
+    shown = [row for row in rows if settings.tenant in (None, row["tenant"])]
+    _print_rows(shown, settings)
 
 
 async def _show_past_usage(settings: UsageSettings, by: str) -> None:
@@ -83,6 +84,8 @@ async def _show_past_usage(settings: UsageSettings, by: str) -> None:
         else:
             assert settings.tenant, "the settings require it"
             rows = usage_sums.add_up(await rollups.read(settings.tenant, days), by)
+            if not rows:
+                await check_tenant(broker, settings.tenant)
             sums = [{"tenant": settings.tenant, **row} for row in rows]
     if settings.as_json:
         print("".join(json.dumps(row) + "\n" for row in sums), end="")
@@ -94,6 +97,8 @@ async def _show_thresholds(settings: UsageSettings) -> None:
     pattern = subjects.thresholds_of(settings.tenant)
     async with connect(settings.nats, "usage", settings.nats_files) as broker:
         stored = await broker.read_subject(topology.THRESHOLDS, pattern)
+        if settings.tenant and not stored:
+            await check_tenant(broker, settings.tenant)
     events = [json.loads(message.data) for message in stored]
     if settings.as_json:
         print_json_lines(events)
@@ -197,11 +202,14 @@ def _make_row(
     return {"tenant": tenant, "scope": scope, **quotas}
 
 
-def _print_rows(rows: list[UsageRow], as_json: bool) -> None:
-    if as_json:
+def _print_rows(rows: list[UsageRow], settings: UsageSettings) -> None:
+    if settings.as_json:
         print(json.dumps(rows, indent=2))
-    else:
+    elif rows:
         make_console().print(render_table(rows))
+    else:
+        tenant = settings.tenant or "TENANT"
+        print(f"no quotas; `millstream usage --tenant {tenant} --by day` shows what was used")
 
 
 def render_table(rows: list[UsageRow]) -> FittedTable:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from itertools import islice
@@ -80,21 +81,24 @@ def _print_head(verifier: ChainVerifier, as_json: bool, done: str) -> None:
 async def _show(admin: AdminClient, settings: AuditSettings, stop: asyncio.Event) -> None:
     wanted = {"who": settings.who, "what": settings.what, "since": settings.since}
     chosen = {name: value for name, value in wanted.items() if value is not None}
-    after, left = settings.after, settings.limit
+    after, left, found = settings.after, settings.limit, False
     while True:
         answer = await admin.call("audit.list", after=after, **chosen)
         after = answer["last"]
+        found = found or bool(answer["data"])
         for record in islice(answer["data"], left):
             print(json.dumps(record) if settings.as_json else render_record(record), flush=True)
         left = None if left is None else max(0, left - len(answer["data"]))
         if left == 0 or (not answer["has_more"] and not settings.follow):
-            return
+            break
         if not answer["has_more"]:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FOLLOW_SECONDS):
                     await stop.wait()
         if stop.is_set():
-            return
+            break
+    if not found:
+        print("millstream: the log has no such record", file=sys.stderr)
 
 
 async def _read_pages(admin: AdminClient, after: int = 0) -> AsyncIterator[list[JsonBody]]:

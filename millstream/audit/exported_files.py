@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.ledger.segments import sync_directory
+from streams.errors import MillstreamError
 from streams.records.audit_chain import ChainHead, ChainVerifier
 
 _OPEN_NAME = "audit.open"
 _NAME = re.compile(r"audit-(\d{20})-(\d{20})-([0-9a-f]{64})\.jsonl\Z")
+
+
+class NothingExported(MillstreamError):
+    """The directory that is to be verified has no audit records."""
 
 
 @dataclass(frozen=True, order=True)
@@ -51,10 +56,15 @@ def list_files(directory: Path) -> list[ExportedFile]:
 def verify_files(directory: Path, known: Iterable[ChainHead] = ()) -> ChainVerifier:
     """Check all files of a directory as one chain; raises `ChainBroken` at the first bad record.
 
-    Also if one of the `known` heads is not in it, or a file does not end as its name says.
+    Also if one of the `known` heads is not in it, or a file does not end as its name says. Raises
+    `NothingExported` if it has no files.
     """
-    verifier = ChainVerifier(known)
-    for file in list_files(directory):
+    files, verifier = list_files(directory), ChainVerifier(known)
+    if not files:
+        raise NothingExported(
+            f"{directory} has no file of `millstream audit export`: name the directory of one"
+        )
+    for file in files:
         for line in file.read():
             verifier.add(line)
         verifier.expect_head(file.head)

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import chain
 from urllib.parse import quote, urlencode
 
 from rich.console import Console
@@ -20,6 +22,7 @@ from millstream.batch.settings import (
     ListBatchesSettings,
     OneBatchSettings,
     ResultsSettings,
+    RetrySettings,
     SubmitSettings,
 )
 from millstream.gateway_client import GatewayClient, GatewayRefused, JsonBody
@@ -27,7 +30,7 @@ from streams.usage_accounts import NO_CURRENCY
 
 POLL_SECONDS = 0.5
 ENDED = ("completed", "failed", "expired", "cancelled")
-_SHOWN = ("id", "status", "endpoint", "model", "output_file_id", "error_file_id")
+_SHOWN = ("id", "retry_of", "status", "endpoint", "model", "output_file_id", "error_file_id")
 
 
 async def submit(settings: SubmitSettings, stop: asyncio.Event) -> None:
@@ -37,25 +40,13 @@ async def submit(settings: SubmitSettings, stop: asyncio.Event) -> None:
     """
     client = GatewayClient(settings)
     file = await asyncio.to_thread(_upload, client, settings)
-    batch = {
-        "input_file_id": file["id"],
-        "endpoint": settings.endpoint,
-        "completion_window": settings.window,
-        **({"not_before": settings.not_before} if settings.not_before else {}),
-        **_hours(settings),
-    }
+    batch = {"input_file_id": file["id"], "endpoint": settings.endpoint, **settings.options}
     try:
         made = await asyncio.to_thread(client.call, "POST", "/v1/batches", batch)
     except GatewayRefused:
         await asyncio.to_thread(client.call, "DELETE", f"/v1/files/{file['id']}")
         raise
     _print_batch(made, as_json=settings.as_json)
-
-
-def _hours(settings: SubmitSettings) -> JsonBody:
-    if not settings.run_between:
-        return {}
-    return {"run_between": settings.run_between.split("-"), "time_zone": settings.time_zone}
 
 
 def _upload(client: GatewayClient, settings: SubmitSettings | EstimateSettings) -> JsonBody:
@@ -105,10 +96,15 @@ def _estimate_table(found: JsonBody) -> Table:
 def _describe_cost(cost: JsonBody) -> str:
     if cost["currency"] == NO_CURRENCY:
         return "none: no model has a price"
-    return f"{_range(cost['expected'], cost['at_most'])} {cost['currency']}"
+    expected = None if cost["expected"] is None else _amount(cost["expected"])
+    return f"{_range(expected, _amount(cost['at_most']))} {cost['currency']}"
 
 
-def _range(expected: float | None, at_most: float) -> str:
+def _amount(value: float) -> str:
+    return f"{Decimal(str(value)):f}"
+
+
+def _range(expected: object, at_most: object) -> str:
     return f"at most {at_most}" if expected is None else f"some {expected}, at most {at_most}"
 
 
@@ -180,15 +176,14 @@ async def results(settings: ResultsSettings, stop: asyncio.Event) -> None:
     await asyncio.to_thread(_write_lines, lines, settings)
 
 
-def _write_lines(lines: Iterable[bytes], settings: ResultsSettings) -> None:
+def _write_lines(lines: Iterator[bytes], settings: ResultsSettings) -> None:
+    first = next(lines, b"")  # a call that is refused leaves the file as it is
     if settings.output is None:
-        for line in lines:
-            sys.stdout.buffer.write(line)
+        sys.stdout.buffer.writelines(chain([first], lines))
         sys.stdout.buffer.flush()
         return
     with settings.output.open("wb") as out:
-        for line in lines:
-            out.write(line)
+        out.writelines(chain([first], lines))
 
 
 async def items(settings: ItemSettings, stop: asyncio.Event) -> None:
@@ -204,9 +199,11 @@ async def cancel(settings: OneBatchSettings, stop: asyncio.Event) -> None:
     await _change(settings, "cancel")
 
 
-async def retry(settings: OneBatchSettings, stop: asyncio.Event) -> None:
+async def retry(settings: RetrySettings, stop: asyncio.Event) -> None:
     """Run the failed lines of a batch as a new one, and print that; raises as `GatewayClient`."""
-    await _change(settings, "retry")
+    path = f"{_path(settings.id)}/retry"
+    made = await asyncio.to_thread(GatewayClient(settings).call, "POST", path, settings.options)
+    _print_batch(made, as_json=settings.as_json)
 
 
 async def pause(settings: OneBatchSettings, stop: asyncio.Event) -> None:
@@ -237,6 +234,8 @@ def _print_batch(batch: JsonBody, *, as_json: bool) -> None:
     for name in _SHOWN:
         if batch[name] is not None:
             table.add_row(name, str(batch[name]))
+    for key, value in (batch["metadata"] or {}).items():
+        table.add_row("metadata", f"{key}={value}")
     table.add_row("lines", _describe_counts(batch))
     for error in (batch["errors"] or {"data": []})["data"]:
         line = "" if error["line"] is None else f"line {error['line']}: "

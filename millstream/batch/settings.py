@@ -1,9 +1,9 @@
 """Settings of the commands `millstream batch …`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from api.schemas.batches import Endpoint
 from streams.base_settings import FLAG_ONLY, POSITIONAL, GatewayClientSettings, LogLevel
@@ -16,17 +16,17 @@ class BatchSettings(GatewayClientSettings):
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
-class SubmitSettings(BatchSettings):
-    """Settings of `millstream batch submit`."""
+def _check_pair(pair: str) -> str:
+    """Return `pair`; raises ValueError unless it is KEY=VALUE."""
+    key, equals, _ = pair.partition("=")
+    if not (key and equals):
+        raise ValueError("metadata is KEY=VALUE, such as team=search")
+    return pair
 
-    file: Path = Field(
-        description="file of JSON Lines, one request in each", json_schema_extra=POSITIONAL
-    )
-    endpoint: Endpoint = Field(
-        "/v1/chat/completions",
-        description="endpoint that the requests are for",
-        json_schema_extra=FLAG_ONLY,
-    )
+
+class BatchOptionSettings(BatchSettings):
+    """How a new batch is to run, and what is noted of it."""
+
     window: str = Field(
         "24h",
         pattern="^[1-9][0-9]{0,2}[hd]$",
@@ -44,6 +44,37 @@ class SubmitSettings(BatchSettings):
     )
     time_zone: str = Field(
         "UTC", description="time zone of these hours", json_schema_extra=FLAG_ONLY
+    )
+    metadata: tuple[Annotated[str, AfterValidator(_check_pair)], ...] = Field(
+        (),
+        description="KEY=VALUE that the batch shows; repeatable, at most 16",
+        json_schema_extra=FLAG_ONLY,
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options as the body of a request has them."""
+        options: dict[str, Any] = {"completion_window": self.window}
+        if self.not_before:
+            options["not_before"] = self.not_before
+        if self.run_between:
+            options["run_between"] = self.run_between.split("-")
+            options["time_zone"] = self.time_zone
+        if self.metadata:
+            options["metadata"] = dict(pair.split("=", 1) for pair in self.metadata)
+        return options
+
+
+class SubmitSettings(BatchOptionSettings):
+    """Settings of `millstream batch submit`."""
+
+    file: Path = Field(
+        description="file of JSON Lines, one request in each", json_schema_extra=POSITIONAL
+    )
+    endpoint: Endpoint = Field(
+        "/v1/chat/completions",
+        description="endpoint that the requests are for",
+        json_schema_extra=FLAG_ONLY,
     )
 
 
@@ -77,6 +108,10 @@ class OneBatchSettings(BatchSettings):
     id: str = Field(description="id of the batch", json_schema_extra=POSITIONAL)
 
 
+class RetrySettings(OneBatchSettings, BatchOptionSettings):
+    """Settings of `millstream batch retry`: the batch whose failed lines run again, and how."""
+
+
 class ItemSettings(BatchSettings):
     """Settings of `millstream batch items`."""
 
@@ -92,4 +127,4 @@ class ResultsSettings(OneBatchSettings):
     )
 
 
-Action = Literal["cancel", "pause", "resume", "retry"]
+Action = Literal["cancel", "pause", "resume"]

@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, build_opener
 
 import structlog
 from prometheus_client import Counter
 
+from millstream.connection_failures import describe_failure
 from millstream.http_redirects import NoRedirects
 from millstream.ledger import cloud_events
 from millstream.ledger.segments import Line, list_segments, sync_directory
@@ -34,6 +37,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 60.0
 POST_SECONDS = 10.0  # a meter that has not answered by then hangs
 BATCH_EVENTS = 100
 _QUOTED_BYTES = 300
+_WAIT = "the same events are sent again until a meter takes them"
 _RETRIED = {
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_EARLY,
@@ -53,7 +57,11 @@ class SenderRuns(MillstreamError):
 
 
 class _SinkUnavailable(Exception):
-    """The meter did not answer, or cannot take events just now."""
+    """The meter did not answer, or cannot take events just now; `remedy` says what helps."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -84,14 +92,18 @@ class Sink:
                 answer = error.read(_QUOTED_BYTES).decode(errors="replace")
             reason = f"{error.code} {error.reason}: {answer}"
             if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _RETRIED:
-                raise _SinkUnavailable(reason) from None
+                raise _SinkUnavailable(f"the meter answers {reason}", _WAIT) from None
             raise EventsRefused(
                 f"the meter refuses the events of the ledger's sequences {lines[0]['seq']} to "
                 f"{lines[-1]['seq']} with {reason}; correct the cause and start again, they are "
                 "sent then"
             ) from None
-        except (URLError, OSError) as error:
-            raise _SinkUnavailable(str(error)) from None
+        except (HTTPException, OSError) as error:
+            where = urlsplit(self.url)
+            raise _SinkUnavailable(
+                f"no meter answers at {where.scheme}://{where.netloc} ({describe_failure(error)})",
+                f"start it, or name another one with --to; {_WAIT}",
+            ) from None
 
 
 _OPENER = build_opener(NoRedirects)
@@ -169,7 +181,12 @@ class EventSender:
                 await asyncio.to_thread(self._sink.post, batch)
             except _SinkUnavailable as error:
                 FAILED.inc()
-                log.warning("events_not_sent", first=batch[0]["seq"], reason=str(error))
+                log.warning(
+                    "events_not_sent",
+                    first=batch[0]["seq"],
+                    reason=str(error),
+                    remedy=error.remedy,
+                )
                 await _wait(stop, pause * random.uniform(0.8, 1.2))
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
             else:

@@ -18,10 +18,13 @@ from millstream.admin.fitted_table import Column, FittedTable
 from millstream.ledger.lines import day_of, to_line
 from millstream.ledger.segments import Line, list_segments
 from millstream.ledger.settings import InvoiceSettings
+from registry.tenants import check_tenant
 from streams import subjects, topology
 from streams.broker.broker_client import Broker, connect
+from streams.broker.clock_sync import sample_once
 from streams.errors import MillstreamError
 from streams.headers import STORED_AT
+from streams.quota_windows import utc_day
 from streams.usage_accounts import format_amount
 
 _COLUMNS = (
@@ -42,6 +45,10 @@ _SHOWN = (
     "cached_tokens",
     "completion_tokens",
 )
+
+
+class NothingToBill(MillstreamError):
+    """There is nothing of which an invoice could be made; the message says why."""
 
 
 class LedgerIncomplete(MillstreamError):
@@ -86,8 +93,9 @@ class InvoiceItem:
 class Invoice:
     """A tenant's requests of one month, added up by model and price.
 
-    `repeated` counts records of requests that had one already, which are not added, and `last_seq`
-    is the last sequence of the ledger that was read.
+    `repeated` counts records of requests that had one already, which are not added, `last_seq` is
+    the last sequence of the ledger that was read, and `has_records` says whether the tenant has any
+    record there, of whichever month.
     """
 
     tenant: str
@@ -95,6 +103,7 @@ class Invoice:
     items: dict[tuple[Any, ...], InvoiceItem] = field(default_factory=dict)
     repeated: int = 0
     last_seq: int = 0
+    has_records: bool = False
 
     def add(self, line: Line) -> None:
         """Add a request of the tenant and month."""
@@ -131,18 +140,37 @@ async def run(settings: InvoiceSettings, stop: asyncio.Event) -> None:
 
     Requests belong to the month in which they were accepted. Raises `SegmentsDamaged` if a segment
     is missing or changed, `LedgerIncomplete` if the ledger is read and does not have all of the
-    month any more, and `BrokerUnavailable` if NATS does not answer.
+    month any more, `TenantNotFound` or `NothingToBill` if no such tenant is known there or the
+    month has not begun, and `BrokerUnavailable` if NATS does not answer.
     """
     if settings.directory:
-        lines = read_directory(settings.directory)
-        invoice = await make_invoice(settings.tenant, settings.month, lines)
+        invoice = await _bill_segments(settings.directory, settings.tenant, settings.month)
     else:
         async with connect(settings.nats, "invoice", settings.nats_files) as broker:
-            await check_complete(broker, settings.month)
-            lines = read_ledger(broker, settings.tenant)
-            invoice = await make_invoice(settings.tenant, settings.month, lines)
+            await sample_once(broker)
+            invoice = await _bill_ledger(broker, settings.tenant, settings.month)
     shown = invoice.to_json()
     print(json.dumps(shown, indent=2)) if settings.as_json else _print_table(shown)
+
+
+async def _bill_segments(directory: Path, tenant: str, month: str) -> Invoice:
+    invoice = await make_invoice(tenant, month, read_directory(directory))
+    if not invoice.has_records:
+        raise NothingToBill(
+            f"no segment in {directory} has a request of a tenant {tenant!r}: check the name, and "
+            "that all segments are there"
+        )
+    return invoice
+
+
+async def _bill_ledger(broker: Broker, tenant: str, month: str) -> Invoice:
+    if month > (today := utc_day(broker.clock.now())):
+        raise NothingToBill(f"{month} has not begun: today is {today}")
+    await check_complete(broker, month)
+    invoice = await make_invoice(tenant, month, read_ledger(broker, tenant))
+    if not invoice.has_records:
+        await check_tenant(broker, tenant)
+    return invoice
 
 
 async def make_invoice(tenant: str, month: str, lines: AsyncIterator[Line]) -> Invoice:
@@ -154,6 +182,7 @@ async def make_invoice(tenant: str, month: str, lines: AsyncIterator[Line]) -> I
             invoice.last_seq = max(invoice.last_seq, line["seq"])
             if line["type"] != "request" or line["tenant"] != tenant:
                 continue
+            invoice.has_records = True
             if not day_of(line).startswith(f"{month}-"):
                 continue
             added = seen.execute("INSERT OR IGNORE INTO ids VALUES (?)", (line["request_id"],))
@@ -201,6 +230,9 @@ async def read_ledger(broker: Broker, tenant: str) -> AsyncIterator[Line]:
 
 
 def _print_table(invoice: dict[str, Any]) -> None:
+    if not invoice["items"]:
+        print(f"{invoice['tenant']} has no requests in {invoice['month']}")
+        return
     cells = [
         (
             *(str(item[name]) for name in _SHOWN),

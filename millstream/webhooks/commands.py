@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import get_args
 from urllib.parse import quote, urlencode
 
@@ -109,7 +110,7 @@ def _print_one(found: JsonBody, settings: WebhookCommandSettings) -> None:
     table = make_whole_table()
     for name, value in found.items():
         if name not in _NOT_SHOWN and value is not None:
-            table.add_row(name, _show(value))
+            table.add_row(name, _show_time(value) if name.endswith("_at") else _show(value))
     make_console().print(table)
 
 
@@ -124,6 +125,10 @@ def _print_rows(
     for row in rows:
         table.add_row(*(_show(row[column]) for column in columns))
     make_console().print(table)
+
+
+def _show_time(epoch_seconds: float) -> str:
+    return f"{datetime.fromtimestamp(epoch_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _show(value: object) -> str:

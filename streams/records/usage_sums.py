@@ -69,11 +69,18 @@ def list_days(start: str, end: str) -> list[str]:
 
     Raises ValueError for another form, for an end before the start, and for more than `MAX_DAYS`.
     """
-    first, last = date.fromisoformat(start), date.fromisoformat(end)
+    first, last = _parse_day(start), _parse_day(end)
     count = (last - first).days + 1
     if not 1 <= count <= MAX_DAYS:
         raise ValueError(f"from {start} to {end} are {count} days, not 1 to {MAX_DAYS}")
     return [(first + timedelta(number)).isoformat() for number in range(count)]
+
+
+def _parse_day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no day: write 2026-11-28") from None
 
 
 def recent_days(now: float) -> tuple[str, str]:

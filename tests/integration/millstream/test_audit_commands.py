@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from millstream.admin.admin_client import AdminRefused, HttpAdminClient
 from millstream.audit.commands import export, run
-from millstream.audit.exported_files import list_files
+from millstream.audit.exported_files import NothingExported, list_files
 from millstream.audit.settings import AuditExportSettings, AuditSettings
 from millstream.broker.backup_commands import backup, restore
 from millstream.broker.backup_settings import BackupSettings, RestoreSettings
@@ -81,6 +81,15 @@ async def test_an_operator_reads_what_was_changed(
     assert await shown(door, capsys, who="nobody") == []
     assert await shown(door, capsys, since="2099-01-01") == []
     assert len(await shown(door, capsys, since="2020-01-01T12:00")) == 4
+
+
+async def test_an_archive_that_is_not_there_is_not_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory without records, such as a mistyped one, proves nothing."""
+    for directory in (tmp_path, tmp_path / "none"):
+        with pytest.raises(NothingExported, match="has no file of `millstream audit export`"):
+            await head(NOWHERE, capsys, directory=directory)
 
 
 async def test_what_is_changed_is_followed(

@@ -113,8 +113,19 @@ async def test_a_file_is_estimated_and_its_failed_lines_are_retried(
         hours = "--run-between", "00:00-23:59"
         made = (await batch(gateway, "submit", str(source), *hours, "--json")).json
         assert (await batch(gateway, "watch", made["id"])).status == 0
-        again = (await batch(gateway, "retry", made["id"], "--json")).json
+        kept = tmp_path / "kept.jsonl"
+        kept.write_text("of another batch")
+        refused = await batch(gateway, "results", "batch_nobody", "--output", str(kept))
+        assert (refused.status, kept.read_text()) == (1, "of another batch")
+        options = ("--window", "3h", "--metadata", "team=a=b", "--metadata", "try=2", *hours)
+        again = (await batch(gateway, "retry", made["id"], *options, "--json")).json
         assert again["retry_of"] == made["id"]
+        assert (again["completion_window"], again["run_between"]) == ("3h", ["00:00", "23:59"])
+        assert again["metadata"] == {"team": "a=b", "try": "2"}
+        shown = (await batch(gateway, "status", again["id"])).out
+        assert "team=a=b" in shown
+        wrong = await batch(gateway, "retry", made["id"], "--metadata", "team")
+        assert (wrong.status, "such as team=search" in wrong.errors) == (2, True)
         watched = await batch(gateway, "watch", again["id"], "--json")
         counts = json.loads(watched.out.splitlines()[-1])["request_counts"]
         assert counts == {"total": 1, "completed": 0, "failed": 1}

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from millstream.ledger import commands, exporter, segments
+from millstream.ledger import commands, exporter, invoices, segments
 from millstream.ledger.export_directory import DirectoryInUse, ExportDirectory
 from millstream.ledger.exporter import ExportPlan, LedgerExporter, LedgerGap
 from millstream.ledger.invoices import (
     Invoice,
     LedgerIncomplete,
+    NothingToBill,
     check_complete,
     make_invoice,
     read_directory,
@@ -28,7 +30,9 @@ from millstream.ledger.invoices import (
 )
 from millstream.ledger.request_ids import INDEX_NAME, ExportedIds
 from millstream.ledger.segments import OPEN_NAME, SegmentsDamaged, list_segments
-from millstream.ledger.settings import ExportSettings
+from millstream.ledger.settings import ExportSettings, InvoiceSettings
+from registry.tenant_records import Tenant
+from registry.tenants import TenantNotFound, Tenants
 from streams import messages, quota_windows, subjects, topology
 from streams.accounts.access import UserClass
 from streams.broker import declaration
@@ -40,7 +44,7 @@ from streams.topology import Scale
 from streams.usage_accounts import Price, PriceEntry
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
-from tests.support.services import command_settings, running
+from tests.support.services import always, command_settings, running
 
 COUNT = 60
 ACCEPTED = 1_793_600_000_000  # a moment of November 2026
@@ -288,6 +292,36 @@ async def test_damaged_directories_are_refused(broker: Broker, tmp_path: Path) -
     found[-1].path.unlink()
     with pytest.raises(SegmentsDamaged, match="put the missing ones back"):
         ExportDirectory(tmp_path)
+
+
+async def test_an_invoice_of_nobody_is_none(
+    broker: Broker, nats_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped tenant, month or directory is told; a tenant without requests owes nothing."""
+    tenants = await Tenants.open(broker, declares=always)
+    await tenants.upsert(Tenant(name="idle"))
+    await tenants.close()
+    now = time.time()
+    await write_ledger_record(broker, record(0, accepted=int(now * 1000)))
+    await export_once(broker, tmp_path)
+    month = quota_windows.utc_day(now)[:7]
+    told: Any = {**command_settings(nats_url), "month": month}
+
+    async def bill(**chosen: Any) -> str:
+        await invoices.run(InvoiceSettings(**told | chosen), asyncio.Event())
+        return capsys.readouterr().out
+
+    assert await bill(tenant="idle") == f"idle has no requests in {month}\n"
+    assert "total:" in await bill(tenant="acme")
+    assert "total:" in await bill(tenant="acme", directory=tmp_path)
+    empty = await bill(tenant="acme", directory=tmp_path, month="2020-01")
+    assert empty == "acme has no requests in 2020-01\n"
+    with pytest.raises(TenantNotFound, match="no tenant 'acne'"):
+        await bill(tenant="acne")
+    with pytest.raises(NothingToBill, match=r"2999-01 has not begun: today is \d"):
+        await bill(tenant="acme", month="2999-01")
+    with pytest.raises(NothingToBill, match="has a request of a tenant 'acne': check the name"):
+        await bill(tenant="acne", directory=tmp_path)
 
 
 async def test_a_service_exports_while_it_runs(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from millstream.ledger import commands, event_sender
 from millstream.ledger.commands import DirectoryMissing
@@ -97,8 +98,12 @@ async def test_a_meter_that_is_down_loses_nothing(tmp_path: Path) -> None:
     """It answers 500, resets the connection, asks to come again; then it is back."""
     write_segment(tmp_path, 1, 6)
     acts = (DOWN, UpstreamCall.reset, respond_status(429), respond_status(503), OK)
-    with meter_of(*acts) as meter:
+    with meter_of(*acts) as meter, capture_logs() as logged:
         await send_once(tmp_path, meter)
+        reasons = [each["reason"] for each in logged if each["event"] == "events_not_sent"]
+        assert reasons[0].startswith("the meter answers 500 ")
+        assert reasons[1] == f"no meter answers at {meter.url} (Connection reset by peer)"
+        assert all(each["remedy"] for each in logged if each["event"] == "events_not_sent")
         assert [ids(call) for call in meter.calls] == 5 * [["r1", "r2", "r3", "r4"]] + [
             ["r5", "r6"]
         ]

@@ -1,5 +1,6 @@
 """A server that is no gateway, and a file of authorities that is none, are told as such."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,27 @@ def test_an_answer_that_breaks_off_is_told() -> None:
     """Its gateway has died."""
     with other_server() as client, pytest.raises(GatewayUnreachable, match="no gateway answers"):
         client.call("GET", "/cut")
+
+
+def test_a_server_without_http_is_named_in_one_line() -> None:
+    """Such as a NATS server, whose greeting is no line of HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = GatewayClient(
+            GatewayClientSettings(url=f"http://127.0.0.1:{server.getsockname()[1]}")
+        )
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b'INFO {"server_id": "N"}\r\n')
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(GatewayUnreachable) as refused:
+            client.call("GET", "/v1/batches")
+        thread.join()
+    assert "(what answers does not speak HTTP): start one" in str(refused.value)
 
 
 def test_authorities_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -147,6 +147,20 @@ def test_a_wrong_form_is_told_in_words() -> None:
         load_settings(SubmitSettings, {"file": "x", "window": "1x"}, {})
 
 
+def test_the_form_of_a_name_is_told() -> None:
+    """The option's description does not say which letters a name may have."""
+    with pytest.raises(UsageError, match=r"^--tenant: 'A b' is not of this form: 1 to 63 of a-z"):
+        load_settings(CreateKeySettings, {"tenant": "A b"}, {})
+
+
+def test_a_network_that_is_none_is_one_mistake() -> None:
+    """Not one for each kind of address that it is not."""
+    with pytest.raises(UsageError) as refused:
+        load_settings(GatewaySettings, {"webhook_network": ["x"]}, {})
+    assert str(refused.value).startswith("--webhook-network.0: no network such as 10.0.0.0/8")
+    assert len(str(refused.value).splitlines()) == 1
+
+
 def test_a_wrong_element_is_all_that_is_wrong_with_a_list() -> None:
     """The list without it is none that anybody has given."""
     with pytest.raises(UsageError) as refused:

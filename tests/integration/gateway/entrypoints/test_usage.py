@@ -9,7 +9,7 @@ from millstream.admin.settings import UsageSettings
 from millstream.admin.usage import WrongDays
 from millstream.admin.usage import run as show
 from registry.price_book import PriceBook
-from registry.tenants import hash_key
+from registry.tenants import TenantNotFound, hash_key
 from streams.usage_accounts import Price
 from tests.integration.gateway.test_ledger_record import records
 from tests.support.accounts_server import connect
@@ -75,6 +75,23 @@ async def test_usage_is_the_tenants_own(nats_url: str, capsys: pytest.CaptureFix
         )
         with pytest.raises(WrongDays, match="are -9 days"):
             await show(wrong, STOP)
+        with pytest.raises(WrongDays, match="'now' is no day: write 2026-11-28"):
+            await show(wrong.model_copy(update={"end": "now"}), STOP)
+
+
+async def test_a_tenant_that_is_not_there_is_told(
+    nats_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table without rows would say that it has used nothing; so it does of one that is there."""
+    told = command_settings(nats_url)
+    async with cell(nats_url):
+        for asked in ({"by": "day"}, {"thresholds": True}):
+            await show(UsageSettings(**told, tenant="acme", **asked, as_json=True), STOP)
+            assert capsys.readouterr().out == ""
+            with pytest.raises(TenantNotFound, match="no tenant 'acne': `millstream tenants list`"):
+                await show(UsageSettings(**told, tenant="acne", **asked), STOP)
+        await show(UsageSettings(**told, tenant="acme"), STOP)
+        assert "--tenant acme --by day" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
