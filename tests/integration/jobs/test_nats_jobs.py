@@ -8,6 +8,7 @@ import pytest
 from nats.aio.client import Client
 
 from gateway.entrypoints import nats_jobs
+from gateway.entrypoints.batches.batch_creation import create_batch
 from streams.records.jobs.batch_records import Batch
 from tests.integration.jobs.test_batches import chat_line, jobs_cell
 from tests.support.accounts_server import connect, producer_client
@@ -102,7 +103,7 @@ async def test_a_tenants_large_batch_holds_up_nobody_else(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lines are read to their end before it is created; others ask how theirs are meanwhile."""
-    begun, may_end, create = asyncio.Event(), asyncio.Event(), nats_jobs.create_batch
+    begun, may_end, create = asyncio.Event(), asyncio.Event(), create_batch
 
     async def create_slowly(*words: Any) -> Batch:
         begun.set()
