@@ -187,7 +187,6 @@ async def _build_context(
         EndpointStore(broker),
         DeliveryStore(broker),
     )
-    await NatsJobs(context).open()
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)
     streams.on_change = partial(_handle_unusable_streams, context)
@@ -215,6 +214,8 @@ async def _serve(
     listener: socket.socket,
     stop: asyncio.Event,
 ) -> None:
+    jobs = NatsJobs(context)
+    await jobs.open()
     async with asyncio.TaskGroup() as tasks:
         relaying = tasks.create_task(context.relay.run(), name="relay")
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
@@ -227,6 +228,7 @@ async def _serve(
             tasks.create_task(context.rollups.run(), name="rollups"),
             tasks.create_task(ReservationRecovery(context.broker).run(), name="reservations"),
             tasks.create_task(_store_key_uses(context), name="key-uses"),
+            tasks.create_task(jobs.run(), name="jobs"),
         ]
         serving = tasks.create_task(server.serve([listener]), name="http")
         host, port = listener.getsockname()[:2]

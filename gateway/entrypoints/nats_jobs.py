@@ -5,6 +5,8 @@ tenant, as the broker's rights say. The operations do what the routes of `/v1/up
 `/v1/batches` and `/v1/files` do.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -31,7 +33,14 @@ from gateway.metrics import JOB_QUESTIONS
 from gateway.replies.stored_records import QUEUE, REPLIES
 from registry.tenant_records import Tenant
 from streams import job_subjects
-from streams.errors import BrokerUnavailable, Forbidden, InternalError, MillstreamError, NotFound
+from streams.errors import (
+    BrokerUnavailable,
+    Forbidden,
+    InternalError,
+    MillstreamError,
+    NotFound,
+    TooManyTransfers,
+)
 from streams.headers import MAX_HEADER_BYTES
 from streams.job_subjects import JobOperation
 from streams.records.cas.cas_records import RecordChanged
@@ -42,6 +51,8 @@ from streams.subjects import OTHER
 log = structlog.get_logger()
 
 MAX_CONTENT_BYTES = 524_288
+# Questions, each of up to `max_payload`, that wait at this gateway: of one tenant, and of all
+MAX_WAITING_OF_TENANT, MAX_WAITING = 32, 128
 UPLOAD = "Upload"  # of a part: the upload's id
 ERROR = "Error"  # of a refusal: its code
 
@@ -85,10 +96,17 @@ class _JobAnswer(NamedTuple):
 
 
 class NatsJobs:
-    """Answers producers' questions about jobs, one after the other; one gateway answers each."""
+    """Answers producers' questions about jobs: those of one tenant one after the other.
+
+    No tenant's wait for another's: an input that is read before its batch is created may be large.
+    One gateway answers each question.
+    """
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
+        self._waiting: dict[str, deque[Msg]] = {}  # by tenant
+        self._busy: set[str] = set()  # tenants of which one question is being answered
+        self._wake = asyncio.Event()
         self._operations: Mapping[str, Callable[[_JobQuestion], Awaitable[_JobAnswer]]] = {
             JobOperation.BEGIN: self._begin,
             JobOperation.ADD: self._add,
@@ -99,13 +117,41 @@ class NatsJobs:
         }
 
     async def open(self) -> None:
-        """Answer from now on, until the connection closes. Raises `BrokerUnavailable`."""
+        """Take questions from now on, which `run` answers. Raises `BrokerUnavailable`."""
         await self._context.broker.subscribe(job_subjects.ALL_JOBS, self._on_question, queue=QUEUE)
+
+    async def run(self) -> None:
+        """Answer questions until cancelled; who then has no answer asks another gateway."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for tenant in self._waiting.keys() - self._busy:
+                    self._busy.add(tenant)
+                    tasks.create_task(self._answer_all(tenant), name=f"jobs-{tenant}")
+                await self._wake.wait()
+                self._wake.clear()
 
     async def _on_question(self, msg: Msg) -> None:
         if not msg.reply.startswith(REPLIES):
             return
-        answer = await self._answer(msg)
+        tenant = msg.subject.split(".")[2]
+        waiting, known = sum(map(len, self._waiting.values())), self._waiting.get(tenant, ())
+        if waiting >= MAX_WAITING or len(known) >= MAX_WAITING_OF_TENANT:
+            text = f"{len(known)} questions of the tenant, of {waiting}, wait at this gateway"
+            await self._send(msg, _refusal(TooManyTransfers(text)))
+        else:
+            self._waiting.setdefault(tenant, deque()).append(msg)
+            self._wake.set()
+
+    async def _answer_all(self, tenant: str) -> None:
+        """Answer a tenant's questions until none is left."""
+        questions = self._waiting[tenant]
+        while questions:
+            msg = questions.popleft()
+            await self._send(msg, await self._answer(msg))
+        del self._waiting[tenant]
+        self._busy.discard(tenant)
+
+    async def _send(self, msg: Msg, answer: _JobAnswer) -> None:
         operation = msg.subject.rpartition(".")[2]
         known = operation if operation in self._operations else OTHER
         JOB_QUESTIONS.labels(known, (answer.headers or {}).get(ERROR, "")).inc()

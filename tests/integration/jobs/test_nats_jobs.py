@@ -1,12 +1,17 @@
 """Batches of a producer that speaks NATS alone, with the rights of its tenant."""
 
+import asyncio
 import json
 from typing import Any
 
+import pytest
 from nats.aio.client import Client
 
+from gateway.entrypoints import nats_jobs
+from gateway.entrypoints.batches.batch_creation import create_batch
+from streams.records.jobs.batch_records import Batch
 from tests.integration.jobs.test_batches import chat_line, jobs_cell
-from tests.support.accounts_server import producer_client
+from tests.support.accounts_server import connect, producer_client
 from tests.support.eventually import eventually
 
 LINES = [chat_line(index) for index in range(30)]
@@ -92,3 +97,37 @@ async def test_what_is_wrong_is_answered(nats_url: str) -> None:
         batch = await ask(client, "start", start)
         failed = await eventually(lambda: has_status(client, batch["id"], "failed"))
         assert failed["errors"]["data"][0]["line"] == 1
+
+
+async def test_a_tenants_large_batch_holds_up_nobody_else(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines are read to their end before it is created; others ask how theirs are meanwhile."""
+    begun, may_end, create = asyncio.Event(), asyncio.Event(), create_batch
+
+    async def create_slowly(*words: Any) -> Batch:
+        begun.set()
+        await may_end.wait()
+        return await create(*words)
+
+    monkeypatch.setattr(nats_jobs, "create_batch", create_slowly)
+    monkeypatch.setattr(nats_jobs, "MAX_WAITING_OF_TENANT", 2)
+    async with (
+        jobs_cell(nats_url) as _,
+        producer_client(nats_url) as client,
+        connect(nats_url, "test") as other,
+    ):
+        body = await send(client, DATA, len(DATA))
+        starting = asyncio.create_task(ask(client, "start", body))
+        await begun.wait()
+        answer = await other.request("infer.jobs.other.status", b"{}", 10)
+        assert answer is not None, "it waits for a batch of another tenant"
+        assert json.loads(answer)["error"]["code"] == "forbidden"
+        named = {"batch_id": "batch_x"}
+        asking = [asyncio.create_task(ask(client, "status", named)) for _ in range(3)]
+        (first, *_), _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        assert first.result()["error"]["code"] == "too_many_transfers"
+        may_end.set()
+        assert (await starting)["object"] == "batch"
+        codes = [answer["error"]["code"] for answer in await asyncio.gather(*asking)]
+        assert sorted(codes) == ["not_found", "not_found", "too_many_transfers"]
