@@ -30,8 +30,9 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 def words_of(service: dict[str, Any]) -> list[str]:
-    """What the command line gets: entrypoint (without Python) and command."""
-    return [*service.get("entrypoint", [])[3:], *service["command"]]
+    """What the command line gets, behind the image's own entrypoint."""
+    words: list[str] = service["command"]
+    return words
 
 
 def parsed(words: list[str]) -> Settings:
@@ -160,7 +161,7 @@ def test_every_service_has_the_credentials_of_its_class_alone(keys: Path, name: 
     assert [s for s in OURS[name]["secrets"] if s.endswith("-creds")] == [secret]
     file = keys / Path(COMPOSE["secrets"][secret]["file"]).relative_to("broker")
     tags = decode(read_credentials(file, 0).token)["nats"]["tags"]
-    wanted = {"models": "operator"}.get(name, re.sub(r"-\d$", "", name))
+    wanted = re.sub(r"-\d$", "", name)
     assert f"class:{wanted}" in tags
     mounts = {m.split(":")[0] for m in OURS[name].get("volumes", []) if "broker" in m}
     signing = {"./broker/cell.json", "./broker/keys/signing", "./broker/users/system.creds"}
