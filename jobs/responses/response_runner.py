@@ -139,7 +139,7 @@ class ResponseRunner:
         return await has_failed_try(self._broker, self._tenant, self._id, ITEM, response.attempt)
 
     async def _next_attempt(self, response: StoredResponse) -> StoredResponse:
-        """Return the record with another attempt: the deadline of the last passed in the queue."""
+        """Return the record with another attempt: the last one ended in the queue."""
         if self._broker.clock.now() - response.created_at >= MAX_QUEUED_SECONDS:
             hours = MAX_QUEUED_SECONDS // 3600
             message = f"no worker has begun the response within {hours} hours"

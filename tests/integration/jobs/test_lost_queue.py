@@ -85,6 +85,35 @@ async def test_a_background_response_that_was_deleted_in_the_queue_is_queued_aga
             assert (await response_ended(client, made.id)).usage.output_tokens == 8
 
 
+async def test_a_background_response_that_a_dispatcher_has_lost_is_queued_again(
+    nats_url: str,
+) -> None:
+    """The dispatcher ends its request as lost; no worker has begun, so the response goes on."""
+    async with (
+        queueing(nats_url) as client,
+        connect(nats_url, "test") as broker,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+    ):
+        made = await client.responses.create(
+            model="mock", input="hi", max_output_tokens=8, background=True
+        )
+        await eventually(lambda: _is_read(broker))
+        await broker.js.delete_stream(topology.REQUESTS)
+        await eventually(lambda: _is_ended(broker))
+        async with running(gpu_worker.service, worker_settings(nats_url)):
+            assert (await response_ended(client, made.id)).usage.output_tokens == 8
+
+
+async def _is_read(broker: Broker) -> bool:
+    found = await broker.js.consumers_info(topology.REQUESTS)
+    return any(consumer.num_ack_pending for consumer in found)
+
+
+async def _is_ended(broker: Broker) -> bool:
+    found = await broker.read_subject(topology.LEDGER, subjects.ALL_LEDGERS)
+    return [LedgerRecord.unpack(message.data).outcome for message in found] == ["work_lost"]
+
+
 async def test_lines_that_run_are_not_computed_again(nats_url: str) -> None:
     """They are published again, too, and recognised by whoever has them."""
     slow = {"ttft_ms": 1, "itl_ms": 20}
