@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 import structlog
 
@@ -25,10 +26,10 @@ from registry.store import Registry
 from registry.tenants import Tenants
 from registry.webhook_policy import WebhookPolicy
 from streams import topology
-from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
 from streams.broker.declaration import WAIT_SECONDS
+from streams.broker.stream_monitor import StreamMonitor
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.metrics_server import not_yet, serve_metrics
@@ -62,8 +63,8 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         name = f"jobs-{settings.id}"
         broker = await stack.enter_async_context(connect(settings.nats, name, settings.nats_files))
         checks["nats"] = lambda: broker.is_connected
-        for stream in _STREAMS:
-            await declaration.wait_for_stream(broker, stream)
+        streams = StreamMonitor(broker)
+        await streams.open(_STREAMS)
         await sync_clock(broker)
         quotas = Quotas(broker)
         await quotas.open()
@@ -79,6 +80,8 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
         stack.callback(caller.close)
         webhooks = WebhookDeliverer(broker, webhooks_lease, caller, settings.webhook_retry_seconds)
         responses = BackgroundResponses(broker, parts.registry, parts.feeder, responses_lease)
+        batches = BatchSupervisor(parts, settings.id)
+        streams.on_replaced = partial(_repeat_requests, batches, responses)
         async with asyncio.TaskGroup() as tasks:
             working = [
                 *(tasks.create_task(each.run(), name="lease") for each in leases),
@@ -86,7 +89,7 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
                 tasks.create_task(ledger_space.run(), name="ledger"),
                 tasks.create_task(FileSweeper(broker, files_lease).run(), name="files"),
                 tasks.create_task(webhooks.run(), name="webhooks"),
-                tasks.create_task(BatchSupervisor(parts, settings.id).run(), name="batches"),
+                tasks.create_task(batches.run(), name="batches"),
                 tasks.create_task(responses.run(), name="responses"),
             ]
             checks["running"] = lambda: not stop.is_set()
@@ -94,6 +97,13 @@ async def run(settings: JobsSettings, stop: asyncio.Event) -> None:
             await stop.wait()
             for task in working:
                 task.cancel()
+
+
+def _repeat_requests(batches: BatchSupervisor, responses: BackgroundResponses, stream: str) -> None:
+    """Publish requests again that may have been lost with the stream in which they were queued."""
+    if stream == topology.REQUESTS:
+        batches.repeat_requests()
+        responses.repeat_requests()
 
 
 async def _build_parts(

@@ -83,6 +83,7 @@ class BatchRunner:
         self._lines = LineStates(batch.watermark, batch.offset, batch.tries)
         self._source: AsyncIterator[InputLine] | None = None
         self._is_read = False  # to the end of its input
+        self._may_have_lost = False  # requests that were published
         self._logs: deque[tuple[float, str]] = deque()  # to be removed, and when
         self._synced_at = -math.inf  # monotonic seconds
         self._logger = log.bind(tenant=batch.tenant, batch=batch.id)
@@ -90,6 +91,14 @@ class BatchRunner:
     def wake(self) -> None:
         """Look now whether a client has changed the batch; returns at once."""
         self._synced_at = -math.inf
+        self._wake.set()
+
+    def repeat_requests(self) -> None:
+        """Publish soon what is under way again: its queue is another one. Returns at once.
+
+        A request that is queued or running elsewhere is recognised by its id.
+        """
+        self._may_have_lost = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -350,7 +359,7 @@ class BatchRunner:
 
     async def _feed(self) -> None:
         """Publish the lines that are due, as many as may be under way."""
-        self._lines.retry_overdue(time.monotonic())
+        self._retry_lines(time.monotonic())
         if self.batch.is_stopped or self._is_expired():
             return
         if not self.batch.may_run(self._broker.clock.now()):
@@ -369,6 +378,13 @@ class BatchRunner:
         for start in range(0, len(due), PUBLISHED_AT_ONCE):
             group = due[start : start + PUBLISHED_AT_ONCE]
             await asyncio.gather(*(self._publish(state, tenant) for state in group))
+
+    def _retry_lines(self, now: float) -> None:
+        """Have lines published again whose requests are lost, or may be."""
+        self._lines.retry_overdue(now)
+        if self._may_have_lost:
+            self._may_have_lost = False
+            self._logger.warning("lines_repeated", count=self._lines.retry_all(now))
 
     async def _stop(self, error: BatchRefused) -> None:
         """Let no further line run; what has ended is kept."""

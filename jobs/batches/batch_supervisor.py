@@ -47,6 +47,14 @@ class BatchSupervisor:
                         tasks.create_task(self._follow(batch), name=f"batch-{batch.id}")
                 await self._wait()
 
+    def repeat_requests(self) -> None:
+        """Publish the requests of all batches again that are under way. Returns at once.
+
+        To be called when the stream that held them is another one.
+        """
+        for runner in self._runners.values():
+            runner.repeat_requests()
+
     async def _on_change(self, msg: Msg) -> None:
         _, batch_id = subjects.parse_request_id(msg.subject)
         if runner := self._runners.get(batch_id):

@@ -104,6 +104,13 @@ class LineStates:
             if state.due is None and state.overdue <= now:
                 self._open[index] = replace(state, due=now)
 
+    def retry_all(self, now: float) -> int:
+        """Have all lines under way published again, as the same tries; return how many."""
+        under_way = [state.source.index for state in self.iterate_under_way()]
+        for index in under_way:
+            self.delay(index, now)
+        return len(under_way)
+
     def mark_failed(self, index: int, attempt: int, now: float, *, had_begun: bool) -> bool:
         """Note how a try failed that was not the last; True if it was the line's current one."""
         state = self._open.get(index)

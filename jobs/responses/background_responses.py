@@ -50,6 +50,14 @@ class BackgroundResponses:
             await self._lease.gained.wait()
             await self._lease.run_while_held(self._work())
 
+    def repeat_requests(self) -> None:
+        """Publish the requests of all responses again that are under way. Returns at once.
+
+        To be called when the stream that held them is another one.
+        """
+        for runner in self._runners.values():
+            runner.repeat_request()
+
     async def _on_change(self, msg: Msg) -> None:
         key = subjects.parse_request_id(msg.subject)
         if runner := self._runners.get(key):

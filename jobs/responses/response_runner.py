@@ -51,11 +51,20 @@ class ResponseRunner:
         self._tenant, self._id = tenant, response
         self._wake = asyncio.Event()
         self._due = -math.inf  # when to publish the current attempt (again), monotonic seconds
+        self._may_be_lost = False  # the request that was published
         self._cancelled_at: float | None = None
         self._logger = log.bind(tenant=tenant, response=response)
 
     def wake(self) -> None:
         """Look now whether a client has changed the response; returns at once."""
+        self._wake.set()
+
+    def repeat_request(self) -> None:
+        """Publish the request again now: its queue is another one. Returns at once.
+
+        One that is queued or running elsewhere is recognised by its id.
+        """
+        self._may_be_lost = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -93,7 +102,8 @@ class ResponseRunner:
             return await self._cancel(response)
         if await self._has_failed_try(response):
             response = await self._next_attempt(response)
-        if time.monotonic() >= self._due:
+        if self._may_be_lost or time.monotonic() >= self._due:
+            self._may_be_lost = False
             await self._publish(response)
         return min(TICK_SECONDS, max(0.0, self._due - time.monotonic()))
 
@@ -129,7 +139,7 @@ class ResponseRunner:
         return await has_failed_try(self._broker, self._tenant, self._id, ITEM, response.attempt)
 
     async def _next_attempt(self, response: StoredResponse) -> StoredResponse:
-        """Return the record with another attempt: the deadline of the last passed in the queue."""
+        """Return the record with another attempt: the last one ended in the queue."""
         if self._broker.clock.now() - response.created_at >= MAX_QUEUED_SECONDS:
             hours = MAX_QUEUED_SECONDS // 3600
             message = f"no worker has begun the response within {hours} hours"

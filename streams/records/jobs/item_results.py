@@ -32,7 +32,7 @@ PASSING_FAILURES = frozenset(
         "work_lost",
     }
 )
-DEADLINE_EXCEEDED: Final = "deadline_exceeded"
+_ENDS_IN_QUEUE = frozenset({"deadline_exceeded", "work_lost"})
 CANCELLED: Final = "cancelled"
 
 
@@ -71,8 +71,11 @@ class ItemResult:
 
     @property
     def never_ran(self) -> bool:
-        """True if the deadline passed before any worker had begun: that is no try."""
-        return self.code == DEADLINE_EXCEEDED and not self.version
+        """True if the deadline passed, or the work was lost, before any worker had begun.
+
+        That is no try.
+        """
+        return self.code in _ENDS_IN_QUEUE and not self.version
 
     def to_terminal(self) -> dict[str, Any]:
         """Return the terminal of the token log that was removed behind this result."""

@@ -76,6 +76,6 @@ def make_item_ref(response: str, attempt: int) -> ItemRef:
     """Return the reference by which whoever ends an attempt at a response stores its result.
 
     Every failure is the response's, since its tokens may have been seen; only a deadline that
-    passes in the queue is none.
+    passes in the queue, or a queue that is lost, is none.
     """
     return ItemRef(response, ITEM, attempt, is_last=True)

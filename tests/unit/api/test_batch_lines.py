@@ -110,13 +110,15 @@ def test_a_failure_has_its_status_and_a_line_that_never_ended_the_batchs() -> No
 
 
 def test_only_a_failure_that_may_pass_is_worth_another_try() -> None:
-    """A deadline that passed before any worker began is no try at all."""
+    """What ended before any worker began is no try at all."""
     error = {"type": "error", "message": "m", "usage": USAGE}
+    lost = build_result("j0", 1, 5, [], error | {"code": "work_lost"})
     late = build_result("j0", 1, 5, [], error | {"code": "deadline_exceeded"})
     begun = [{"type": "started", "attempt": 1, "version": "v1"}]
     ran = build_result("j0", 1, 5, begun, error | {"code": "deadline_exceeded"})
     wrong = build_result("j0", 1, 5, begun, error | {"code": "upstream_refused"})
-    assert [(each.may_pass, each.never_ran) for each in (late, ran, wrong)] == [
+    assert [(each.may_pass, each.never_ran) for each in (lost, late, ran, wrong)] == [
+        (True, True),
         (True, True),
         (True, False),
         (False, False),

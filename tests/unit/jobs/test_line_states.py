@@ -57,6 +57,20 @@ def test_a_published_line_is_due_again_only_when_it_must_have_ended() -> None:
     assert state.attempt == 1
 
 
+def test_all_published_lines_are_due_again_when_their_queue_was_lost() -> None:
+    """As the same tries; what waits for its time, or has ended, stays as it is."""
+    made = states(4)
+    for index in range(3):
+        made.mark_published(index, overdue=100.0)
+    made.mark_ended(2)
+    made.delay(3, due=50.0)
+    assert made.retry_all(10.0) == 2
+    assert [(each.source.index, each.attempt) for each in made.iterate_due(10.0)] == [
+        (0, 1),
+        (1, 1),
+    ]
+
+
 def test_tries_that_a_worker_had_begun_pause_and_are_counted() -> None:
     """The last one says so; a deadline that passed in the queue is no try, and has no pause."""
     made = states(1)
