@@ -37,7 +37,7 @@ INPUT = "saffron-c3d908"  # of stored responses
 STUCK_SECONDS = 20.0
 LINES = 2  # of a batch
 NO_EVENT = "quota.threshold_reached"  # the victims have no quotas
-_FINAL = ("completed", "failed", "expired", "cancelled")
+_FINAL = ("completed", "failed", "expired", "cancelled", "incomplete")
 SHORT, LONG = 12, 200  # tokens; a long one is there for a second to be aimed at
 
 
@@ -153,10 +153,7 @@ class Victims:
             self.batch, self.file = made["id"], made["input_file_id"]
             for name in (self.batch, self.file):
                 self.canaries.batch_ids.add(name[-24:].encode())
-            while (found := (await client.get(f"/v1/batches/{self.batch}")).json()).get(
-                "status"
-            ) not in _FINAL:
-                await asyncio.sleep(0.05)
+            found = await _read_ended(client, f"/v1/batches/{self.batch}")
             output = await client.get(f"/v1/files/{found['output_file_id']}/content")
         said = [_answer(line) for line in output.text.splitlines()]
         self._end("batch", said, [expected_text(prompt, SHORT) for prompt in prompts])
@@ -170,7 +167,7 @@ class Victims:
             told = answer.raise_for_status().json()
             self.response = told["id"]
             self.canaries.request_ids.add(told["id"].removeprefix("resp_").encode())
-            stored = (await client.get(f"/v1/responses/{told['id']}")).json()
+            stored = await _read_ended(client, f"/v1/responses/{told['id']}")
         self._end(
             "response", (stored.get("output"), told["status"]), (told["output"], "incomplete")
         )
@@ -217,6 +214,15 @@ def _http_client(gateway: RunningGateway) -> httpx.AsyncClient:
     )
 
 
+async def _read_ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """A batch or a response once it has ended; a replica of the store may be behind."""
+    while True:
+        found: dict[str, Any] = (await client.get(path)).json()
+        if found.get("status") in _FINAL:
+            return found
+        await asyncio.sleep(0.05)
+
+
 async def _submit_batch(client: httpx.AsyncClient, prompts: list[str]) -> dict[str, Any]:
     body = {"model": MODEL, "max_tokens": SHORT, "temperature": 0.0}
     lines = [
@@ -239,7 +245,9 @@ async def _submit_batch(client: httpx.AsyncClient, prompts: list[str]) -> dict[s
 
 
 def _answer(line: str) -> str:
-    return str(json.loads(line)["response"]["body"]["choices"][0]["text"])
+    """The text of a line's answer; the line as it is if it has none."""
+    response = json.loads(line).get("response")
+    return str(response["body"]["choices"][0]["text"]) if response else line
 
 
 @asynccontextmanager
