@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleet.signals.signal_report import LaneSignals, PoolSignals, SignalReport
+from fleet.signals.signal_report import PoolSignals, PrioritySignals, SignalReport
 from streams.subjects import Priority
 
 LEADING = Gauge("millstream_fleet_leading", "1 where this process knows the fleet's signals.")
@@ -23,17 +23,17 @@ class SignalMetrics(Collector):
         self.report: SignalReport | None = None
 
     def collect(self) -> Iterator[Metric]:
-        lanes, pools = _lane_families(), _pool_families()
+        demand, pools = _priority_families(), _pool_families()
         for model in self.report.models if self.report else ():
-            for lane in (each for each in model.lanes if each.priority in _PRIORITIES):
-                _add_lane(lanes, [model.model, lane.priority], lane)
+            for signals in (each for each in model.priorities if each.priority in _PRIORITIES):
+                _add_priority(demand, [model.model, signals.priority], signals)
             for pool in model.pools:
                 _add_pool(pools, [model.model, pool.version, pool.type], pool)
-        yield from lanes.values()
+        yield from demand.values()
         yield from pools.values()
 
 
-def _lane_families() -> dict[str, GaugeMetricFamily]:
+def _priority_families() -> dict[str, GaugeMetricFamily]:
     told = {
         "accepted_tokens_per_second": "Tokens that arrive and are accepted, expected output too.",
         "refused_tokens_per_second": "Tokens that were refused for want of capacity.",
@@ -60,13 +60,12 @@ def _make_families(told: dict[str, str], labels: list[str]) -> dict[str, GaugeMe
     }
 
 
-def _add_lane(families: dict[str, GaugeMetricFamily], labels: list[str], lane: LaneSignals) -> None:
-    accepted = None
-    if lane.prompt_tokens_per_second is not None and lane.output_tokens_per_second is not None:
-        accepted = lane.prompt_tokens_per_second + lane.output_tokens_per_second
-    _add(families["accepted_tokens_per_second"], labels, accepted)
-    _add(families["refused_tokens_per_second"], labels, lane.refused_tokens_per_second)
-    _add(families["goal_attainment"], labels, lane.goal.attainment)
+def _add_priority(
+    families: dict[str, GaugeMetricFamily], labels: list[str], signals: PrioritySignals
+) -> None:
+    _add(families["accepted_tokens_per_second"], labels, signals.accepted_tokens_per_second)
+    _add(families["refused_tokens_per_second"], labels, signals.refused_tokens_per_second)
+    _add(families["goal_attainment"], labels, signals.goal.attainment)
 
 
 def _add_pool(families: dict[str, GaugeMetricFamily], labels: list[str], pool: PoolSignals) -> None:

@@ -16,15 +16,15 @@ CAPACITY_CODES = frozenset({"overloaded", "tenant_backlog", "no_workers", "queue
 _CLIENT_LEFT = "cancelled"
 
 
-class LaneKey(NamedTuple):
+class ModelPriority(NamedTuple):
     """A model and a priority."""
 
     model: str
     priority: str
 
 
-class LaneCounts(NamedTuple):
-    """Counts of one lane's window: by outcome, by error code, and by what is measured."""
+class PriorityCounts(NamedTuple):
+    """Counts of one model and priority: by outcome, by error code, and of what is measured."""
 
     ended: Counter[str]
     refused: Counter[str]
@@ -44,11 +44,11 @@ class LaneCounts(NamedTuple):
 
 class _Second(NamedTuple):
     at: int
-    lanes: dict[LaneKey, LaneCounts]
+    counts: dict[ModelPriority, PriorityCounts]
 
 
-def _no_counts() -> LaneCounts:
-    return LaneCounts(Counter(), Counter(), Counter())
+def _no_counts() -> PriorityCounts:
+    return PriorityCounts(Counter(), Counter(), Counter())
 
 
 class LedgerWindow:
@@ -60,7 +60,7 @@ class LedgerWindow:
     def __init__(self, window_seconds: int) -> None:
         self._window_seconds = window_seconds
         self._seconds: deque[_Second] = deque()
-        self._totals = defaultdict[LaneKey, LaneCounts](_no_counts)
+        self._totals = defaultdict[ModelPriority, PriorityCounts](_no_counts)
 
     def add_record(self, record: LedgerRecord, stored_at: float) -> None:
         """Count a request that has ended."""
@@ -72,31 +72,31 @@ class LedgerWindow:
         if record.attempts == 1 and record.worker_ms:
             waited = record.finished - record.accepted - record.worker_ms
             measured.update(queue_count=1, queue_ms=max(0, waited))
-        key = LaneKey(record.model, record.priority)
-        self._add(key, LaneCounts(Counter({record.outcome: 1}), Counter(), measured), stored_at)
+        key = ModelPriority(record.model, record.priority)
+        self._add(key, PriorityCounts(Counter({record.outcome: 1}), Counter(), measured), stored_at)
 
     def add_refusals(self, refusals: RefusalCounts, stored_at: float) -> None:
         """Count what a gateway has refused."""
         for code, _, priority, count in refusals.counts:
-            key = LaneKey(refusals.model, priority)
-            refused = LaneCounts(Counter(), Counter({code: count}), Counter())
+            key = ModelPriority(refusals.model, priority)
+            refused = PriorityCounts(Counter(), Counter({code: count}), Counter())
             self._add(key, refused, stored_at)
 
-    def _add(self, key: LaneKey, counts: LaneCounts, stored_at: float) -> None:
+    def _add(self, key: ModelPriority, counts: PriorityCounts, stored_at: float) -> None:
         second = int(stored_at)
         if not self._seconds or self._seconds[-1].at < second:
             self._seconds.append(_Second(second, defaultdict(_no_counts)))
-        for lanes in (self._seconds[-1].lanes, self._totals):
-            for known, more in zip(lanes[key], counts, strict=True):
+        for kept in (self._seconds[-1].counts, self._totals):
+            for known, more in zip(kept[key], counts, strict=True):
                 known.update(more)
 
     def expire(self, now: float) -> None:
         """Take off what was stored before the window that ends at `now` (epoch seconds)."""
         while self._seconds and self._seconds[0].at < int(now) - self._window_seconds:
-            for key, counts in self._seconds.popleft().lanes.items():
+            for key, counts in self._seconds.popleft().counts.items():
                 self._subtract(key, counts)
 
-    def _subtract(self, key: LaneKey, counts: LaneCounts) -> None:
+    def _subtract(self, key: ModelPriority, counts: PriorityCounts) -> None:
         totals = self._totals[key]
         for known, less in zip(totals, counts, strict=True):
             known.subtract(less)
@@ -105,12 +105,12 @@ class LedgerWindow:
         if not any(totals):
             del self._totals[key]
 
-    def lanes(self) -> Iterator[tuple[LaneKey, LaneCounts]]:
-        """Yield all lanes of which something is in the window, with their counts."""
+    def by_priority(self) -> Iterator[tuple[ModelPriority, PriorityCounts]]:
+        """Yield each model and priority of which something is in the window, with its counts."""
         yield from self._totals.items()
 
-    def lane(self, key: LaneKey) -> LaneCounts:
-        """Return the counts of one lane; they are not to be changed."""
+    def counts_of(self, key: ModelPriority) -> PriorityCounts:
+        """Return the counts of a model and priority; they are not to be changed."""
         return self._totals.get(key) or _no_counts()
 
 

@@ -29,7 +29,7 @@ class GoalCounts:
 
 
 @dataclass(frozen=True)
-class LaneSignals:
+class PrioritySignals:
     """Signals of one model and priority.
 
     Rates are by second. `requests_per_second` and the two rates of tokens are of what was accepted;
@@ -53,6 +53,13 @@ class LaneSignals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     goal: GoalCounts = GoalCounts()
+
+    @property
+    def accepted_tokens_per_second(self) -> float | None:
+        """Prompt tokens and expected output of what was accepted in a second."""
+        if self.prompt_tokens_per_second is None or self.output_tokens_per_second is None:
+            return None
+        return self.prompt_tokens_per_second + self.output_tokens_per_second
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,10 @@ class PoolSignals:
 
 @dataclass(frozen=True)
 class ModelSignals:
-    """Signals of one model: its lanes by priority, and its pools of workers."""
+    """Signals of one model: by priority, and its pools of workers."""
 
     model: str
-    lanes: list[LaneSignals]
+    priorities: list[PrioritySignals]
     pools: list[PoolSignals]
 
 
@@ -114,6 +121,6 @@ class SignalReport:
         """Return the report as JSON data, with the attainment of each goal."""
         report = asdict(self)
         for model, told in zip(self.models, report["models"], strict=True):
-            for lane, shown in zip(model.lanes, told["lanes"], strict=True):
-                shown["goal"]["attainment"] = lane.goal.attainment
+            for signals, shown in zip(model.priorities, told["priorities"], strict=True):
+                shown["goal"]["attainment"] = signals.goal.attainment
         return report

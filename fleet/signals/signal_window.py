@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 
 from fleet.signals.arrival_rates import ArrivalRates
 from fleet.signals.gateway_loads import GatewayLoads
-from fleet.signals.ledger_window import LaneCounts, LaneKey, LedgerWindow
-from fleet.signals.signal_report import GoalCounts, LaneSignals, ModelSignals, SignalReport
+from fleet.signals.ledger_window import LedgerWindow, ModelPriority, PriorityCounts
+from fleet.signals.signal_report import GoalCounts, ModelSignals, PrioritySignals, SignalReport
 from fleet.signals.worker_pools import WorkerPools
 from streams.coordination.gateway_beats import GatewayBeat
 from streams.messages import Heartbeat, LedgerRecord, Pressure, RefusalCounts
@@ -63,12 +63,12 @@ class SignalWindow:
         counts as one with a goal if `goals` has one for its model and priority.
         """
         self._expire(now)
-        lanes = dict(self._ledger.lanes())
-        models = {*goals, *self._arrivals, *self._workers, *(key.model for key in lanes)}
+        counts = dict(self._ledger.by_priority())
+        models = {*goals, *self._arrivals, *self._workers, *(key.model for key in counts)}
         return SignalReport(
             now,
             self.window_seconds,
-            [self._measure_model(name, goals.get(name, ()), lanes) for name in sorted(models)],
+            [self._measure_model(name, goals.get(name, ()), counts) for name in sorted(models)],
             self._gateways.measure(),
         )
 
@@ -84,22 +84,25 @@ class SignalWindow:
             del self._arrivals[model]
 
     def _measure_model(
-        self, model: str, goals: Collection[str], lanes: Mapping[LaneKey, LaneCounts]
+        self, model: str, goals: Collection[str], counts: Mapping[ModelPriority, PriorityCounts]
     ) -> ModelSignals:
-        """Lanes of all priorities, and of what was refused before its priority was known."""
-        others = sorted(key.priority for key in lanes if key.model == model)
+        """Measure all priorities, and what was refused before its priority was known."""
+        others = sorted(key.priority for key in counts if key.model == model)
         priorities = dict.fromkeys([*map(str, Priority), *others])
         return ModelSignals(
             model,
-            [self._measure_lane(LaneKey(model, each), each in goals) for each in priorities],
+            [
+                self._measure_priority(ModelPriority(model, each), each in goals)
+                for each in priorities
+            ],
             self._workers[model].measure() if model in self._workers else [],
         )
 
-    def _measure_lane(self, key: LaneKey, has_goal: bool) -> LaneSignals:
-        counts, arrivals = self._ledger.lane(key), self._arrivals.get(key.model)
+    def _measure_priority(self, key: ModelPriority, has_goal: bool) -> PrioritySignals:
+        counts, arrivals = self._ledger.counts_of(key), self._arrivals.get(key.model)
         rate = arrivals.rate(key.priority) if arrivals else None
         pressure = arrivals.pressure if arrivals else None
-        return LaneSignals(
+        return PrioritySignals(
             priority=key.priority,
             requests_per_second=rate.requests if rate else None,
             prompt_tokens_per_second=rate.prompt_tokens if rate else None,
@@ -117,7 +120,7 @@ class SignalWindow:
             goal=_count_goals(counts, has_goal),
         )
 
-    def _refused_rate(self, counts: LaneCounts, mean_tokens: float | None) -> float | None:
+    def _refused_rate(self, counts: PriorityCounts, mean_tokens: float | None) -> float | None:
         """Tokens a second that were refused for want of capacity; None if no size is known."""
         refused = counts.refused_for_capacity
         if not refused:
@@ -126,12 +129,12 @@ class SignalWindow:
         return None if mean is None else refused * mean / self.window_seconds
 
 
-def _mean_ended_tokens(counts: LaneCounts) -> float | None:
+def _mean_ended_tokens(counts: PriorityCounts) -> float | None:
     ended = counts.ended.total()
     tokens = counts.measured["prompt_tokens"] + counts.measured["completion_tokens"]
     return tokens / ended if ended else None
 
 
-def _count_goals(counts: LaneCounts, has_goal: bool) -> GoalCounts:
+def _count_goals(counts: PriorityCounts, has_goal: bool) -> GoalCounts:
     measured, refused = counts.measured, counts.refused_for_capacity if has_goal else 0
     return GoalCounts(measured["attained"], measured["missed"], refused, measured["left"])

@@ -1,4 +1,4 @@
-"""The tables of `millstream fleet signals`: lanes, pools of workers, gateways. Pure."""
+"""The tables of `millstream fleet signals`: demand, pools of workers, gateways. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from rich.console import Group
 
 from millstream.admin.fitted_table import Column, FittedTable
 
-_LANE_COLUMNS = (
+_PRIORITY_COLUMNS = (
     Column("model", "name"),
     Column("priority"),
     Column("arrivals\n/s", is_number=True),
@@ -47,31 +47,33 @@ Told = Mapping[str, Any]
 def render_signals(report: Told) -> Group:
     """Render a report, as `SignalReport.to_json` has it, as three tables."""
     models = report["models"]
-    lanes = (_lane_row(each["model"], lane) for each in models for lane in each["lanes"])
+    priorities = (
+        _priority_row(each["model"], row) for each in models for row in each["priorities"]
+    )
     pools = (_pool_row(each["model"], pool) for each in models for pool in each["pools"])
     gateways = (_gateway_row(each) for each in report["gateways"])
-    title = f"Lanes, over {report['window_seconds']:g} s"
+    title = f"Demand, over {report['window_seconds']:g} s"
     return Group(
-        FittedTable(_LANE_COLUMNS, lanes, title),
+        FittedTable(_PRIORITY_COLUMNS, priorities, title),
         FittedTable(_POOL_COLUMNS, pools, "Workers"),
         FittedTable(_GATEWAY_COLUMNS, gateways, "Gateways"),
     )
 
 
-def _lane_row(model: str, lane: Told) -> tuple[str, ...]:
-    prompt, output = lane["prompt_tokens_per_second"], lane["output_tokens_per_second"]
-    refused = (f"{count:,} {code}" for code, count in sorted(lane["refused"].items()))
+def _priority_row(model: str, row: Told) -> tuple[str, ...]:
+    prompt, output = row["prompt_tokens_per_second"], row["output_tokens_per_second"]
+    refused = (f"{count:,} {code}" for code, count in sorted(row["refused"].items()))
     return (
         model,
-        lane["priority"] or "unknown",
-        _number(lane["requests_per_second"]),
+        row["priority"] or "unknown",
+        _number(row["requests_per_second"]),
         _number(None if prompt is None else prompt + output),
-        _number(lane["refused_tokens_per_second"]),
-        "unknown" if lane["queued"] is None else f"{lane['queued']:,}",
-        _seconds(lane["estimated_wait_seconds"]),
-        _seconds(lane["mean_queue_seconds"]),
-        _share(lane["goal"]["attainment"]),
-        f"{sum(lane['ended'].values()):,}",
+        _number(row["refused_tokens_per_second"]),
+        "unknown" if row["queued"] is None else f"{row['queued']:,}",
+        _seconds(row["estimated_wait_seconds"]),
+        _seconds(row["mean_queue_seconds"]),
+        _share(row["goal"]["attainment"]),
+        f"{sum(row['ended'].values()):,}",
         ", ".join(refused) or "-",
     )
 

@@ -40,4 +40,4 @@ def test_without_a_table_the_command_says_what_is_missing(tmp_path: Path) -> Non
         found = run_millstream("fleet", "signals", "--data-dir", data)
         assert found.returncode == 1
         assert "with a table [fleet]" in found.stderr
-        assert up.pids("fleet") == []
+        assert up.pids("millstream fleet") == []

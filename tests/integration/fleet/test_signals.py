@@ -85,23 +85,23 @@ async def read(broker: Broker) -> dict[str, Any] | None:
         return None
 
 
-def lane_of(report: dict[str, Any], model: str, priority: str = "standard") -> dict[str, Any]:
-    lanes = {each["model"]: each["lanes"] for each in report["models"]}
-    found: Iterable[dict[str, Any]] = lanes.get(model, [])
-    return next((lane for lane in found if lane["priority"] == priority), {})
+def signals_of(report: dict[str, Any], model: str, priority: str = "standard") -> dict[str, Any]:
+    priorities = {each["model"]: each["priorities"] for each in report["models"]}
+    found: Iterable[dict[str, Any]] = priorities.get(model, [])
+    return next((row for row in found if row["priority"] == priority), {})
 
 
 async def counted(broker: Broker, ended: int) -> dict[str, Any] | None:
     """The report, once it has all that ended and was refused of `mock`."""
     report = await read(broker)
-    lane = lane_of(report, "mock") if report else {}
-    is_whole = lane and sum(lane["ended"].values()) >= ended and lane["refused"]
+    row = signals_of(report, "mock") if report else {}
+    is_whole = row and sum(row["ended"].values()) >= ended and row["refused"]
     return report if is_whole else None
 
 
 async def has_queued(broker: Broker, model: str, count: int) -> bool:
     report = await read(broker)
-    return bool(report and lane_of(report, model).get("queued") == count)
+    return bool(report and signals_of(report, model).get("queued") == count)
 
 
 async def knows_worker(broker: Broker) -> bool:
@@ -117,7 +117,7 @@ async def test_counts_are_those_of_what_was_sent_and_survive_the_leader(
     with service_process("fleet", nats_url, log, signal_window_seconds=WINDOW) as first:
         async with cell(nats_url) as gateway, connect_operator(nats_url) as broker:
             await send_all(gateway)
-            before = lane_of(await eventually(lambda: counted(broker, ANSWERED)), "mock")
+            before = signals_of(await eventually(lambda: counted(broker, ANSWERED)), "mock")
             check_counts(before, ANSWERED)
             log = tmp_path / "fleet-2.log"
             with service_process("fleet", nats_url, log, signal_window_seconds=WINDOW) as second:
@@ -126,17 +126,17 @@ async def test_counts_are_those_of_what_was_sent_and_survive_the_leader(
                 await eventually(partial(second.has_logged, "signals_collected"))
                 await send_all(gateway)
                 after = await eventually(lambda: counted(broker, 2 * ANSWERED))
-                check_counts(lane_of(after, "mock"), 2 * ANSWERED)
+                check_counts(signals_of(after, "mock"), 2 * ANSWERED)
 
 
-def check_counts(lane: dict[str, Any], answered: int) -> None:
-    assert lane["ended"] == {"length": answered}
-    assert lane["refused"].keys() == {CODE_TOO_LONG}
-    assert lane["completion_tokens"] == 8 * answered
-    assert lane["prompt_tokens"] == 5 * answered
-    goal = lane["goal"]
+def check_counts(row: dict[str, Any], answered: int) -> None:
+    assert row["ended"] == {"length": answered}
+    assert row["refused"].keys() == {CODE_TOO_LONG}
+    assert row["completion_tokens"] == 8 * answered
+    assert row["prompt_tokens"] == 5 * answered
+    goal = row["goal"]
     assert (goal["attained"], goal["missed"], goal["attainment"]) == (answered, 0, 1.0)
-    assert lane["mean_queue_seconds"] >= 0
+    assert row["mean_queue_seconds"] >= 0
 
 
 async def test_what_is_refused_for_want_of_capacity_is_told_apart(nats_url: str) -> None:
@@ -156,14 +156,14 @@ async def test_what_is_refused_for_want_of_capacity_is_told_apart(nats_url: str)
 
         async def is_whole() -> dict[str, Any] | None:
             report = await read(broker)
-            lane = lane_of(report, "cold") if report else {}
-            told = sum(lane.get("refused", {}).values())
-            return lane if told == TOO_MANY + TOO_LONG else None
+            row = signals_of(report, "cold") if report else {}
+            told = sum(row.get("refused", {}).values())
+            return row if told == TOO_MANY + TOO_LONG else None
 
-        lane = await eventually(is_whole)
-        assert lane["refused"][CODE_TOO_LONG] == TOO_LONG
-        assert (lane["goal"]["refused"], lane["goal"]["attainment"]) == (TOO_MANY, 0.0)
-        assert lane["requests_per_second"] is not None
+        row = await eventually(is_whole)
+        assert row["refused"][CODE_TOO_LONG] == TOO_LONG
+        assert (row["goal"]["refused"], row["goal"]["attainment"]) == (TOO_MANY, 0.0)
+        assert row["requests_per_second"] is not None
         for task in waiting:
             task.cancel()
 
@@ -209,8 +209,8 @@ async def test_a_forged_record_or_beat_is_counted_nowhere(nats_url: str) -> None
         await worker.publish(subjects.fleet("mock", "stolen"), messages.pack({"worker": 7}))
         await send_all(gateway)
         report = await eventually(lambda: counted(broker, ANSWERED))
-        check_counts(lane_of(report, "mock"), ANSWERED)
-        assert lane_of(report, "cold")["ended"] == {}
+        check_counts(signals_of(report, "mock"), ANSWERED)
+        assert signals_of(report, "cold")["ended"] == {}
 
 
 async def test_the_command_prints_the_report(
@@ -232,5 +232,5 @@ async def test_the_command_prints_the_report(
             assert {each["model"] for each in report["models"]} == {"cold", "mock"}
             await signals.run(SignalsSettings(**command_settings(nats_url)), asyncio.Event())
             shown = capsys.readouterr().out
-            assert "Lanes, over 600 s" in shown
+            assert "Demand, over 600 s" in shown
             assert "small" in shown

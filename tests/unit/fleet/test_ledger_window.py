@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.signals.ledger_window import LaneKey, LedgerWindow, judge_goal
+from fleet.signals.ledger_window import LedgerWindow, ModelPriority, judge_goal
 from streams.messages import LedgerRecord, RefusalCounts
 
-LANE = LaneKey("mock", "standard")
+STANDARD = ModelPriority("mock", "standard")
 WINDOW = 10
 ACCEPTED = 1_000_000
 
@@ -61,7 +61,7 @@ def test_a_goal_is_kept_or_not(fields: dict[str, Any], verdict: str | None) -> N
     assert judge_goal(ended(**fields)) == verdict
 
 
-def test_what_ended_and_what_was_refused_is_counted_by_lane() -> None:
+def test_what_ended_and_what_was_refused_is_counted_by_model_and_priority() -> None:
     """A model's priorities, and its refusals by their reason."""
     window = LedgerWindow(WINDOW)
     window.add_record(ended(), 100.1)
@@ -69,12 +69,12 @@ def test_what_ended_and_what_was_refused_is_counted_by_lane() -> None:
     window.add_record(ended(priority="batch", goal_ms=None), 101.0)
     window.add_refusals(refused(5), 101.0)
     window.add_refusals(refused(2, "rate_limit_exceeded"), 101.5)
-    counts = window.lane(LANE)
+    counts = window.counts_of(STANDARD)
     assert counts.ended == {"stop": 1, "length": 1}
     assert counts.refused == {"overloaded": 5, "rate_limit_exceeded": 2}
     assert counts.measured["prompt_tokens"] == 14
     assert counts.measured["attained"] == 2
-    assert window.lane(LaneKey("mock", "batch")).ended == {"stop": 1}
+    assert window.counts_of(ModelPriority("mock", "batch")).ended == {"stop": 1}
 
 
 def test_only_refusals_for_want_of_capacity_are_demand() -> None:
@@ -82,7 +82,7 @@ def test_only_refusals_for_want_of_capacity_are_demand() -> None:
     window = LedgerWindow(WINDOW)
     for number, code in enumerate(("no_workers", "tenant_backlog", "rate_limit_exceeded"), 1):
         window.add_refusals(refused(number, code), 100)
-    assert window.lane(LANE).refused_for_capacity == 3
+    assert window.counts_of(STANDARD).refused_for_capacity == 3
 
 
 def test_the_time_in_the_queue_is_what_was_not_spent_at_the_worker() -> None:
@@ -90,8 +90,8 @@ def test_the_time_in_the_queue_is_what_was_not_spent_at_the_worker() -> None:
     window = LedgerWindow(WINDOW)
     window.add_record(ended(), 100)
     window.add_record(ended(attempts=3, worker_ms=1), 100)
-    assert window.lane(LANE).mean_queue_seconds == pytest.approx(0.2)
-    assert window.lane(LaneKey("mock", "batch")).mean_queue_seconds is None
+    assert window.counts_of(STANDARD).mean_queue_seconds == pytest.approx(0.2)
+    assert window.counts_of(ModelPriority("mock", "batch")).mean_queue_seconds is None
 
 
 def test_the_window_ends_after_its_seconds() -> None:
@@ -99,9 +99,9 @@ def test_the_window_ends_after_its_seconds() -> None:
     window = LedgerWindow(WINDOW)
     window.add_record(ended(), 100.9)
     window.expire(110.99)
-    assert window.lane(LANE).ended == {"stop": 1}
+    assert window.counts_of(STANDARD).ended == {"stop": 1}
     window.expire(111.0)
-    assert list(window.lanes()) == []
+    assert list(window.by_priority()) == []
 
 
 events = st.lists(
@@ -132,9 +132,9 @@ def test_whoever_begins_to_read_later_counts_the_same(
         if at >= now - WINDOW:
             add(new, at, what, priority)
             expected[what, priority] += 1
-    assert dict(old.lanes()) == dict(new.lanes())
+    assert dict(old.by_priority()) == dict(new.by_priority())
     for (what, priority), count in expected.items():
-        counts = new.lane(LaneKey("mock", priority))
+        counts = new.counts_of(ModelPriority("mock", priority))
         assert (counts.refused["overloaded"] if what == "refused" else counts.ended[what]) == count
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.signals.signal_report import LaneSignals, ModelSignals
+from fleet.signals.signal_report import ModelSignals, PrioritySignals
 from fleet.signals.signal_window import PRESSURE_SECONDS, SignalWindow
 from streams.coordination.gateway_beats import GatewayBeat
 from streams.messages import Pressure, ServiceTime
@@ -18,9 +18,9 @@ PRESSURE = Pressure(
 )
 
 
-def standard(model: ModelSignals) -> LaneSignals:
-    (lane,) = (lane for lane in model.lanes if lane.priority == "standard")
-    return lane
+def standard(model: ModelSignals) -> PrioritySignals:
+    (signals,) = (signals for signals in model.priorities if signals.priority == "standard")
+    return signals
 
 
 def arriving(window: SignalWindow, *counted: tuple[float, tuple[int, int, int]]) -> None:
@@ -31,9 +31,13 @@ def arriving(window: SignalWindow, *counted: tuple[float, tuple[int, int, int]])
 def test_nothing_is_known_of_a_model_of_which_nobody_has_told() -> None:
     """No report is no demand of 0: a planner must not shrink by it."""
     (model,) = SignalWindow(WINDOW).report(100, GOALS).models
-    lane = standard(model)
-    assert (lane.requests_per_second, lane.queued, lane.goal.attainment) == (None, None, None)
-    assert (model.pools, lane.refused_tokens_per_second) == ([], 0.0)
+    signals = standard(model)
+    assert (signals.requests_per_second, signals.queued, signals.goal.attainment) == (
+        None,
+        None,
+        None,
+    )
+    assert (model.pools, signals.refused_tokens_per_second) == ([], 0.0)
 
 
 def test_arrivals_are_told_in_tokens() -> None:
@@ -41,10 +45,10 @@ def test_arrivals_are_told_in_tokens() -> None:
     window = SignalWindow(WINDOW)
     arriving(window, (100, (10, 0, 0)), (102, (14, 400, 80)))
     (model,) = window.report(102, GOALS).models
-    lane = standard(model)
-    assert (lane.requests_per_second, lane.prompt_tokens_per_second) == (2.0, 200.0)
-    assert lane.output_tokens_per_second == 20.0
-    assert (lane.queued, lane.estimated_wait_seconds) == (4, 1.5)
+    signals = standard(model)
+    assert (signals.requests_per_second, signals.prompt_tokens_per_second) == (2.0, 200.0)
+    assert signals.output_tokens_per_second == 20.0
+    assert (signals.queued, signals.estimated_wait_seconds) == (4, 1.5)
 
 
 def test_what_was_refused_is_demand_of_the_size_of_what_was_accepted() -> None:
@@ -53,9 +57,9 @@ def test_what_was_refused_is_demand_of_the_size_of_what_was_accepted() -> None:
     arriving(window, (100, (0, 0, 0)), (102, (4, 400, 80)))  # 110 tokens each
     window.add_refusals(refused(20), 101)
     window.add_refusals(refused(70, "rate_limit_exceeded"), 101)
-    lane = standard(window.report(102, GOALS).models[0])
-    assert lane.refused_tokens_per_second == pytest.approx(20 * 110 / WINDOW)
-    assert lane.refused == {"overloaded": 20, "rate_limit_exceeded": 70}
+    signals = standard(window.report(102, GOALS).models[0])
+    assert signals.refused_tokens_per_second == pytest.approx(20 * 110 / WINDOW)
+    assert signals.refused == {"overloaded": 20, "rate_limit_exceeded": 70}
 
 
 def test_its_size_is_that_of_what_has_ended_where_nothing_is_accepted() -> None:
@@ -79,12 +83,12 @@ def test_attainment_is_of_all_arrivals() -> None:
     assert (without.refused, without.attainment) == (0, 0.75)
 
 
-def test_a_refusal_without_a_priority_has_a_lane_of_its_own() -> None:
+def test_a_refusal_without_a_priority_has_a_place_of_its_own() -> None:
     """Some are refused before their priority is read."""
     window = SignalWindow(WINDOW)
     window.add_refusals(refused(3, "model_not_allowed", ""), 100)
     (model,) = window.report(101, GOALS).models
-    assert [lane.refused for lane in model.lanes if lane.priority == ""] == [
+    assert [signals.refused for signals in model.priorities if signals.priority == ""] == [
         {"model_not_allowed": 3}
     ]
 
@@ -118,8 +122,10 @@ def test_a_report_is_json_with_the_attainment_of_each_goal() -> None:
     window = SignalWindow(WINDOW)
     window.add_record(ended(), 100)
     told = window.report(101, GOALS).to_json()
-    (lane,) = (lane for lane in told["models"][0]["lanes"] if lane["priority"] == "standard")
-    assert lane["goal"] == {
+    (signals,) = (
+        signals for signals in told["models"][0]["priorities"] if signals["priority"] == "standard"
+    )
+    assert signals["goal"] == {
         "attained": 1,
         "missed": 0,
         "refused": 0,
