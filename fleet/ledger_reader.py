@@ -33,6 +33,10 @@ class LedgerReader:
             self._read_to = page.messages[-1].seq
         return page.messages
 
+    def begin_anew(self) -> None:
+        """Read from the beginning: the ledger is another stream now, with sequences of its own."""
+        self._read_to = None
+
     @property
     def _begin(self) -> Mapping[str, int | str]:
         if self._read_to is None:

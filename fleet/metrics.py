@@ -65,7 +65,7 @@ def _add_priority(
 ) -> None:
     _add(families["accepted_tokens_per_second"], labels, signals.accepted_tokens_per_second)
     _add(families["refused_tokens_per_second"], labels, signals.refused_tokens_per_second)
-    _add(families["goal_attainment"], labels, signals.goal.attainment)
+    _add(families["goal_attainment"], labels, signals.attainment)
 
 
 def _add_pool(families: dict[str, GaugeMetricFamily], labels: list[str], pool: PoolSignals) -> None:

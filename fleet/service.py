@@ -11,10 +11,10 @@ from fleet.settings import FleetSettings
 from fleet.signal_collector import SignalCollector
 from registry.store import Registry
 from streams import topology
-from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoreRefused, connect
 from streams.broker.clock_sync import sync_clock
 from streams.broker.declaration import WAIT_SECONDS
+from streams.broker.stream_monitor import StreamMonitor
 from streams.coordination.lease import Lease
 from streams.coordination.lease_bucket import LeaseBucket
 from streams.errors import MillstreamError
@@ -40,7 +40,8 @@ async def run(settings: FleetSettings, stop: asyncio.Event) -> None:
         checks["nats"] = lambda: broker.is_connected
         registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
-        await declaration.wait_for_stream(broker, topology.LEDGER)
+        streams = StreamMonitor(broker)
+        await streams.open([topology.LEDGER])
         await sync_clock(broker)
         lease = Lease(broker, LEASE, settings.id, LeaseBucket(broker))
         stack.push_async_callback(lease.release)
@@ -48,7 +49,7 @@ async def run(settings: FleetSettings, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             working = [
                 tasks.create_task(lease.run(), name="lease"),
-                tasks.create_task(_run(broker, registry, lease, settings), name="fleet"),
+                tasks.create_task(_run(broker, registry, streams, lease, settings), name="fleet"),
             ]
             checks["running"] = lambda: not stop.is_set()
             log.info("fleet_running", id=settings.id)
@@ -57,11 +58,17 @@ async def run(settings: FleetSettings, stop: asyncio.Event) -> None:
                 task.cancel()
 
 
-async def _run(broker: Broker, registry: Registry, lease: Lease, settings: FleetSettings) -> None:
+async def _run(
+    broker: Broker,
+    registry: Registry,
+    streams: StreamMonitor,
+    lease: Lease,
+    settings: FleetSettings,
+) -> None:
     """Lead whenever this process holds the lease, until cancelled."""
     while True:
         await lease.gained.wait()
-        collector = SignalCollector(broker, registry, settings.signal_window_seconds)
+        collector = SignalCollector(broker, registry, streams, settings.signal_window_seconds)
         await lease.run_while_held(_lead(collector))
 
 

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-import orjson
 import structlog
 from nats.aio.msg import Msg
 
@@ -12,8 +11,9 @@ from fleet.metrics import LEDGER_BEHIND, SIGNALS
 from fleet.signals.signal_report import SignalReport
 from fleet.signals.signal_window import Goals, SignalWindow
 from registry.store import Registry
-from streams import subjects
+from streams import subjects, topology
 from streams.broker.broker_client import Broker, MessageHandler, StoredMessage
+from streams.broker.stream_monitor import StreamMonitor
 from streams.coordination.gateway_beats import InvalidGatewayBeat, parse_gateway_beat
 from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.errors import BrokerUnavailable
@@ -33,8 +33,10 @@ class SignalCollector:
     of each sender on.
     """
 
-    def __init__(self, broker: Broker, registry: Registry, window_seconds: int) -> None:
-        self._broker, self._registry = broker, registry
+    def __init__(
+        self, broker: Broker, registry: Registry, streams: StreamMonitor, window_seconds: int
+    ) -> None:
+        self._broker, self._registry, self._streams = broker, registry, streams
         self._window = SignalWindow(window_seconds)
         # The second in which the window begins counts as a whole
         self._ledger = LedgerReader(broker, int(broker.clock.now()) - window_seconds)
@@ -47,6 +49,7 @@ class SignalCollector:
         that is logged, and the last report stays, with its time in it.
         """
         async with AsyncExitStack() as stack:
+            self._streams.on_replaced = self._on_replaced_stream
             for subject, handler in self._listeners.items():
                 await self._subscribe(stack, subject, handler)
             await self._read_ledger()
@@ -115,6 +118,10 @@ class SignalCollector:
             for name, model in self._registry.models.items()
         }
 
+    def _on_replaced_stream(self, stream: str) -> None:
+        if stream == topology.LEDGER:
+            self._ledger.begin_anew()
+
     async def _on_pressure(self, msg: Msg) -> None:
         self._window.add_pressure(Pressure.unpack(msg.data), self._broker.clock.now())
 
@@ -136,7 +143,7 @@ class SignalCollector:
 
     async def _on_question(self, msg: Msg) -> None:
         assert self._report
-        await self._broker.publish(msg.reply, orjson.dumps(self._report.to_json()))
+        await self._broker.publish(msg.reply, self._report.pack())
 
 
 def _clear_metrics() -> None:

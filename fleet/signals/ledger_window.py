@@ -6,7 +6,7 @@ numbers, added when they come and taken off when they leave.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from streams.messages import LedgerRecord, RefusalCounts
@@ -105,9 +105,9 @@ class LedgerWindow:
         if not any(totals):
             del self._totals[key]
 
-    def by_priority(self) -> Iterator[tuple[ModelPriority, PriorityCounts]]:
-        """Yield each model and priority of which something is in the window, with its counts."""
-        yield from self._totals.items()
+    def seen(self) -> Iterable[ModelPriority]:
+        """Return each model and priority of which something is in the window."""
+        return self._totals.keys()
 
     def counts_of(self, key: ModelPriority) -> PriorityCounts:
         """Return the counts of a model and priority; they are not to be changed."""

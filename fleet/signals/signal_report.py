@@ -4,8 +4,9 @@ None stands for what is not known: nobody has told it lately. 0 is always what s
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+import orjson
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class PrioritySignals:
     what was refused for want of capacity, prompt and output, taken to be of the mean size of what
     was accepted. `queued` and `estimated_wait_seconds` are the dispatcher's. `ended` counts by
     outcome and `refused` by error code, with the tokens of what has ended, over the window.
+    `attainment` is that of `goal`.
     `mean_queue_seconds` is how long what has ended in one attempt had waited for a worker.
     """
 
@@ -53,6 +55,7 @@ class PrioritySignals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     goal: GoalCounts = GoalCounts()
+    attainment: float | None = None
 
     @property
     def accepted_tokens_per_second(self) -> float | None:
@@ -117,10 +120,6 @@ class SignalReport:
     models: list[ModelSignals]
     gateways: list[GatewaySignals]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON data, with the attainment of each goal."""
-        report = asdict(self)
-        for model, told in zip(self.models, report["models"], strict=True):
-            for signals, shown in zip(model.priorities, told["priorities"], strict=True):
-                shown["goal"]["attainment"] = signals.goal.attainment
-        return report
+    def pack(self) -> bytes:
+        """Return the report as JSON: an object for each record, with its fields."""
+        return orjson.dumps(self)

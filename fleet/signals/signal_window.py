@@ -1,7 +1,7 @@
 """All signals over the last seconds: fed with records, reports and beats, asked at a time. Pure."""
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fleet.signals.arrival_rates import ArrivalRates
 from fleet.signals.gateway_loads import GatewayLoads
@@ -63,12 +63,17 @@ class SignalWindow:
         counts as one with a goal if `goals` has one for its model and priority.
         """
         self._expire(now)
-        counts = dict(self._ledger.by_priority())
-        models = {*goals, *self._arrivals, *self._workers, *(key.model for key in counts)}
+        counted = defaultdict[str, list[str]](list)
+        for model, priority in sorted(self._ledger.seen()):
+            counted[model].append(priority)
+        models = {*goals, *self._arrivals, *self._workers, *counted}
         return SignalReport(
             now,
             self.window_seconds,
-            [self._measure_model(name, goals.get(name, ()), counts) for name in sorted(models)],
+            [
+                self._measure_model(name, goals.get(name, ()), counted.get(name, ()))
+                for name in sorted(models)
+            ],
             self._gateways.measure(),
         )
 
@@ -84,11 +89,10 @@ class SignalWindow:
             del self._arrivals[model]
 
     def _measure_model(
-        self, model: str, goals: Collection[str], counts: Mapping[ModelPriority, PriorityCounts]
+        self, model: str, goals: Collection[str], counted: Iterable[str]
     ) -> ModelSignals:
         """Measure all priorities, and what was refused before its priority was known."""
-        others = sorted(key.priority for key in counts if key.model == model)
-        priorities = dict.fromkeys([*map(str, Priority), *others])
+        priorities = dict.fromkeys([*map(str, Priority), *counted])
         return ModelSignals(
             model,
             [
@@ -102,6 +106,7 @@ class SignalWindow:
         counts, arrivals = self._ledger.counts_of(key), self._arrivals.get(key.model)
         rate = arrivals.rate(key.priority) if arrivals else None
         pressure = arrivals.pressure if arrivals else None
+        goal = _count_goals(counts, has_goal)
         return PrioritySignals(
             priority=key.priority,
             requests_per_second=rate.requests if rate else None,
@@ -117,7 +122,8 @@ class SignalWindow:
             refused=dict(counts.refused),
             prompt_tokens=counts.measured["prompt_tokens"],
             completion_tokens=counts.measured["completion_tokens"],
-            goal=_count_goals(counts, has_goal),
+            goal=goal,
+            attainment=goal.attainment,
         )
 
     def _refused_rate(self, counts: PriorityCounts, mean_tokens: float | None) -> float | None:

@@ -45,7 +45,7 @@ Told = Mapping[str, Any]
 
 
 def render_signals(report: Told) -> Group:
-    """Render a report, as `SignalReport.to_json` has it, as three tables."""
+    """Render a report, as `SignalReport.pack` has it, as three tables."""
     models = report["models"]
     priorities = (
         _priority_row(each["model"], row) for each in models for row in each["priorities"]
@@ -72,7 +72,7 @@ def _priority_row(model: str, row: Told) -> tuple[str, ...]:
         "unknown" if row["queued"] is None else f"{row['queued']:,}",
         _seconds(row["estimated_wait_seconds"]),
         _seconds(row["mean_queue_seconds"]),
-        _share(row["goal"]["attainment"]),
+        _share(row["attainment"]),
         f"{sum(row['ended'].values()):,}",
         ", ".join(refused) or "-",
     )

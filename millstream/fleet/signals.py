@@ -27,7 +27,7 @@ async def run(settings: SignalsSettings, stop: asyncio.Event) -> None:
 
 
 async def request_signals(broker: Broker) -> dict[str, Any]:
-    """Return the report of the fleet service's leader, as `SignalReport.to_json` has it.
+    """Return the report of the fleet service's leader, as `SignalReport.pack` has it.
 
     Raises `FleetNotAnswering` if none comes within 2 s.
     """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.js.errors import NotFoundError
 
 import dispatcher.service
 import fleet.service
@@ -18,8 +19,9 @@ from millstream.fleet import signals
 from millstream.fleet.settings import SignalsSettings
 from millstream.fleet.signals import FleetNotAnswering, request_signals
 from registry.models import LatencyGoals, mock_model
-from streams import messages, subjects
+from streams import messages, subjects, topology
 from streams.accounts.access import UserClass
+from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
 from streams.subjects import Priority
@@ -135,7 +137,7 @@ def check_counts(row: dict[str, Any], answered: int) -> None:
     assert row["completion_tokens"] == 8 * answered
     assert row["prompt_tokens"] == 5 * answered
     goal = row["goal"]
-    assert (goal["attained"], goal["missed"], goal["attainment"]) == (answered, 0, 1.0)
+    assert (goal["attained"], goal["missed"], row["attainment"]) == (answered, 0, 1.0)
     assert row["mean_queue_seconds"] >= 0
 
 
@@ -162,7 +164,7 @@ async def test_what_is_refused_for_want_of_capacity_is_told_apart(nats_url: str)
 
         row = await eventually(is_whole)
         assert row["refused"][CODE_TOO_LONG] == TOO_LONG
-        assert (row["goal"]["refused"], row["goal"]["attainment"]) == (TOO_MANY, 0.0)
+        assert (row["goal"]["refused"], row["attainment"]) == (TOO_MANY, 0.0)
         assert row["requests_per_second"] is not None
         for task in waiting:
             task.cancel()
@@ -211,6 +213,31 @@ async def test_a_forged_record_or_beat_is_counted_nowhere(nats_url: str) -> None
         report = await eventually(lambda: counted(broker, ANSWERED))
         check_counts(signals_of(report, "mock"), ANSWERED)
         assert signals_of(report, "cold")["ended"] == {}
+
+
+async def test_a_ledger_that_was_lost_is_read_from_its_new_beginning(nats_url: str) -> None:
+    """Its sequences begin anew; what was counted before stays until its time is over."""
+    async with (
+        cell(nats_url) as gateway,
+        running(fleet.service, fleet_settings(nats_url)),
+        connect_operator(nats_url) as broker,
+        connect(nats_url) as observer,
+    ):
+        await send_all(gateway)
+        await eventually(partial(counted, broker, ANSWERED))
+        await observer.js.delete_stream(topology.LEDGER)
+        await eventually(partial(has_stream, observer, topology.LEDGER))
+        await send_all(gateway)
+        report = await eventually(partial(counted, broker, 2 * ANSWERED))
+        check_counts(signals_of(report, "mock"), 2 * ANSWERED)
+
+
+async def has_stream(broker: Broker, stream: str) -> bool:
+    try:
+        await declaration.stream_info(broker, stream)
+    except NotFoundError:
+        return False
+    return True
 
 
 async def test_the_command_prints_the_report(
