@@ -118,4 +118,5 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
+    """A share of something; without that there is none."""
+    return "-" if value is None else f"{value:.1%}"
