@@ -93,12 +93,12 @@ def signals_of(report: dict[str, Any], model: str, priority: str = "standard") -
     return next((row for row in found if row["priority"] == priority), {})
 
 
-async def counted(broker: Broker, ended: int) -> dict[str, Any] | None:
-    """The report, once it has all that ended and was refused of `mock`."""
+async def counted(broker: Broker, rounds: int) -> dict[str, Any] | None:
+    """The report, once it has of `mock` as much as `send_all` has sent in so many rounds."""
     report = await read(broker)
     row = signals_of(report, "mock") if report else {}
-    is_whole = row and sum(row["ended"].values()) >= ended and row["refused"]
-    return report if is_whole else None
+    ended, refused = (sum(row.get(name, {}).values()) for name in ("ended", "refused"))
+    return report if ended >= rounds * ANSWERED and refused >= rounds * TOO_LONG else None
 
 
 async def has_queued(broker: Broker, model: str, count: int) -> bool:
@@ -119,21 +119,20 @@ async def test_counts_are_those_of_what_was_sent_and_survive_the_leader(
     with service_process("fleet", nats_url, log, signal_window_seconds=WINDOW) as first:
         async with cell(nats_url) as gateway, connect_operator(nats_url) as broker:
             await send_all(gateway)
-            before = signals_of(await eventually(lambda: counted(broker, ANSWERED)), "mock")
-            check_counts(before, ANSWERED)
+            check_counts(await eventually(partial(counted, broker, 1)), 1)
             log = tmp_path / "fleet-2.log"
             with service_process("fleet", nats_url, log, signal_window_seconds=WINDOW) as second:
                 await eventually(partial(second.has_logged, "fleet_running"))
                 first.kill()
                 await eventually(partial(second.has_logged, "signals_collected"))
                 await send_all(gateway)
-                after = await eventually(lambda: counted(broker, 2 * ANSWERED))
-                check_counts(signals_of(after, "mock"), 2 * ANSWERED)
+                check_counts(await eventually(partial(counted, broker, 2)), 2)
 
 
-def check_counts(row: dict[str, Any], answered: int) -> None:
+def check_counts(report: dict[str, Any], rounds: int) -> None:
+    row, answered = signals_of(report, "mock"), rounds * ANSWERED
     assert row["ended"] == {"length": answered}
-    assert row["refused"].keys() == {CODE_TOO_LONG}
+    assert row["refused"] == {CODE_TOO_LONG: rounds * TOO_LONG}
     assert row["completion_tokens"] == 8 * answered
     assert row["prompt_tokens"] == 5 * answered
     goal = row["goal"]
@@ -210,8 +209,8 @@ async def test_a_forged_record_or_beat_is_counted_nowhere(nats_url: str) -> None
         await worker.store(subjects.ledger("acme", "mock"), b"nonsense")
         await worker.publish(subjects.fleet("mock", "stolen"), messages.pack({"worker": 7}))
         await send_all(gateway)
-        report = await eventually(lambda: counted(broker, ANSWERED))
-        check_counts(signals_of(report, "mock"), ANSWERED)
+        report = await eventually(partial(counted, broker, 1))
+        check_counts(report, 1)
         assert signals_of(report, "cold")["ended"] == {}
 
 
@@ -224,12 +223,11 @@ async def test_a_ledger_that_was_lost_is_read_from_its_new_beginning(nats_url: s
         connect(nats_url) as observer,
     ):
         await send_all(gateway)
-        await eventually(partial(counted, broker, ANSWERED))
+        await eventually(partial(counted, broker, 1))
         await observer.js.delete_stream(topology.LEDGER)
         await eventually(partial(has_stream, observer, topology.LEDGER))
         await send_all(gateway)
-        report = await eventually(partial(counted, broker, 2 * ANSWERED))
-        check_counts(signals_of(report, "mock"), 2 * ANSWERED)
+        check_counts(await eventually(partial(counted, broker, 2)), 2)
 
 
 async def has_stream(broker: Broker, stream: str) -> bool:
