@@ -1,4 +1,4 @@
-# Five images from one file: `docker build --target admin|gateway|dispatcher|jobs|worker .`
+# Six images from one file: `docker build --target admin|gateway|dispatcher|jobs|fleet|worker .`
 
 FROM python:3.11-slim AS base
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -14,6 +14,7 @@ COPY admin admin
 COPY dispatcher dispatcher
 COPY gpu_worker gpu_worker
 COPY jobs jobs
+COPY fleet fleet
 COPY millstream millstream
 
 FROM base AS slim
@@ -36,6 +37,10 @@ CMD ["dispatcher", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
 FROM slim AS jobs
 EXPOSE 9100
 CMD ["jobs", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
+
+FROM slim AS fleet
+EXPOSE 9100
+CMD ["fleet", "--metrics-host", "0.0.0.0", "--metrics-port", "9100"]
 
 FROM base AS worker
 RUN pip install --constraint constraints.txt '.[worker,remote]'

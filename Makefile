@@ -7,8 +7,8 @@ EXTRAS := worker,remote,demo,bench,dev
 TEST_PROCESSES ?= 3
 
 # What is shipped. Of low severity bandit finds assertions, random pauses and words like "token".
-PRODUCT := admin api client/millstream_client dispatcher gateway gpu_worker jobs millstream registry \
-  simulation streams
+PRODUCT := admin api client/millstream_client dispatcher fleet gateway gpu_worker jobs millstream \
+  registry simulation streams
 
 .PHONY: serve test test-transformers sweep chaos adversary check format bench bench-engine bench-gpu \
   browser node

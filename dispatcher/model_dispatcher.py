@@ -85,6 +85,7 @@ class ModelDispatcher:
         self._recent_cancels = TtlSet(CANCEL_MEMORY_SECONDS)
         self._unreadable: list[Delivery] = []
         self._next_pressure_at = 0.0
+        self._unserved = asyncio.Event()  # set by the first request that finds no worker
         self._terminals = TerminalWriter(broker, model, shards)
         self._dispatch_loop = DispatchLoop(broker, registry, self.state, self._terminals)
         self._failure_detector = FailureDetector(broker)
@@ -128,6 +129,7 @@ class ModelDispatcher:
             tasks.create_task(pull.run(), name="index")
             tasks.create_task(self._dispatch_loop.run(), name="dispatch")
             tasks.create_task(self._terminals.run(), name="terminals")
+            tasks.create_task(self._report_unserved(), name="unserved")
             for task, seconds, act in self._timers(index):
                 tasks.create_task(_run_every(task, seconds, act), name=task)
 
@@ -182,6 +184,8 @@ class ModelDispatcher:
         if tenant := self._tenants.get(item.tenant):
             self.state.queue.set_weight(item.tenant, tenant.weight)
         self.state.queue.enqueue(item, self._clock.now())
+        if len(self.state.queue) == 1 and not self.state.fleet.last_heartbeats():
+            self._unserved.set()
         if _cancel_key(item.tenant, item.request_id) in self._recent_cancels:
             self._cancel(item.tenant, item.request_id)
         self._dispatch_loop.wake()
@@ -300,9 +304,25 @@ class ModelDispatcher:
         self._observe_blocked()
         self._dispatch_loop.wake()
         if time.monotonic() >= self._next_pressure_at:
-            pressure = self._measure_pressure()
-            observe_queue(self.state, pressure)
-            await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+            await self._report_pressure()
+
+    async def _report_pressure(self) -> None:
+        pressure = self._measure_pressure()
+        observe_queue(self.state, pressure)
+        await self._broker.publish(subjects.pressure(self.model), pressure.pack())
+
+    async def _report_unserved(self) -> None:
+        """Report at once that a request waits and there is no worker, so that one can be started.
+
+        Runs until cancelled. A report that cannot be sent is logged; the next one comes anyway.
+        """
+        while True:
+            await self._unserved.wait()
+            self._unserved.clear()
+            try:
+                await self._report_pressure()
+            except BrokerUnavailable as error:
+                log.warning("pressure_not_reported", model=self.model, reason=str(error))
 
     async def _check_failures(self) -> None:
         now = time.monotonic()

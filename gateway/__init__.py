@@ -5,6 +5,7 @@ token logs go back to the clients.
 
 service          starts and drains the parts
 entrypoints/     one file for each kind of client request: the way in and out
+beat_sender      sends the gateway's beats: how busy it is
 api_key_headers  finds the API key in the headers of a request
 context          the parts of one gateway, as the entry points get them
 admission/       turns a submission into a durable request

@@ -18,6 +18,7 @@ from api.tokenizer import TokenizerCache
 from api.wrong_keys import WrongKeyLimiter
 from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload_thread import OffloadThread
+from gateway.admission.preparation_meter import PreparationMeter
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
@@ -65,6 +66,7 @@ class GatewayContext:
     prices: PriceBook
     tokenizers: TokenizerCache
     validator: SubmissionValidator
+    preparation: PreparationMeter
     submitter: Submitter
     client_requests: ClientRequests
     producer_requests: ProducerRequests

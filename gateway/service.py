@@ -18,9 +18,11 @@ from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
 from gateway.admission.offload_thread import OffloadThread
+from gateway.admission.preparation_meter import PreparationMeter
 from gateway.admission.producer_requests import ProducerRequests
 from gateway.admission.refusal_recorder import RefusalRecorder
 from gateway.admission.submitter import Submitter
+from gateway.beat_sender import GatewayBeatSender
 from gateway.context import GatewayContext
 from gateway.entrypoints.nats_ingress import NatsIngress
 from gateway.entrypoints.nats_jobs import NatsJobs
@@ -170,6 +172,7 @@ async def _build_context(
         prices,
         tokenizers,
         validator,
+        PreparationMeter(validator),
         submitter,
         ClientRequests(submitter, relay),
         ProducerRequests(broker, submitter, settings.shards),
@@ -217,11 +220,13 @@ async def _serve(
     jobs = NatsJobs(context)
     await jobs.open()
     async with asyncio.TaskGroup() as tasks:
+        beats = GatewayBeatSender(context, lambda: len(server.server_state.connections))
         relaying = tasks.create_task(context.relay.run(), name="relay")
         counting = tasks.create_task(context.submitter.quotas.run(), name="quotas")
         tracking = tasks.create_task(_follow_tenants(context), name="tenants")
         warming = tasks.create_task(_warm_tokenizers(context), name="tokenizers")
         background = [
+            tasks.create_task(beats.run(), name="beats"),
             tasks.create_task(context.ledger_space.run(), name="ledger"),
             tasks.create_task(context.response_space.run(), name="results"),
             tasks.create_task(context.refusals.run(), name="refusals"),

@@ -48,7 +48,9 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
         3, gt=0, description="work whose worker is silent for this long goes to another"
     )
 
-    type: Slug | None = Field(None, description="name of this kind of machine, for the ledger")
+    type: Slug | None = Field(
+        None, description="name of this kind of machine, for the ledger and the fleet's signals"
+    )
     price_per_hour: HourPrice | None = Field(
         None, description="what this worker costs an hour, by which costs are divided"
     )

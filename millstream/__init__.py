@@ -8,6 +8,6 @@ gateway_client     a gateway's HTTP API, as `batch` and `webhooks` ask it
 connection_failures  why a server could not be asked, in words (pure)
 log_config, event_loop_lag  what every process logs, and measures of itself
 settings, durations  settings of `up`, `lag`, `drain`, `usage` and `why`; `20s`, `15m`, `2h`, `7d`
-up, admin, dead, models, bench  the commands; the services' own are in gateway, dispatcher,
+up, admin, dead, models, fleet, bench  the commands; the services' own are in gateway, dispatcher,
                    gpu_worker
 """

@@ -84,6 +84,18 @@ COMMANDS = (
         "jobs.service:run",
     ),
     Command(
+        "fleet",
+        "tell how many workers and gateways are needed, from their signals",
+        "fleet.settings:FleetSettings",
+        "fleet.service:run",
+    ),
+    Command(
+        "fleet signals",
+        "show demand, goals and load of each model, and load of the gateways",
+        "millstream.fleet.settings:SignalsSettings",
+        "millstream.fleet.signals:run",
+    ),
+    Command(
         "worker",
         "pull requests, run models, write tokens",
         "gpu_worker.settings:WorkerSettings",

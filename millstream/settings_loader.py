@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -69,19 +70,31 @@ def fields_by_key(settings: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def is_table(info: FieldInfo) -> bool:
-    """Return True if the field is a dict of models, such as `[tenants.NAME]` in the settings file.
+    """Return True if the field is a table of the settings file: one model, or a dict of models.
 
-    Only the settings file can hold such a field; it has no flag and no environment variable.
+    Those are such as `[fleet]` and `[tenants.NAME]`. Only the file can hold such a field; it has no
+    flag and no environment variable.
     """
-    return get_origin(info.annotation) is dict
+    return has_rows(info) or _is_optional_model(info)
+
+
+def has_rows(table: FieldInfo) -> bool:
+    """Return True if a table is a dict of models, one for each name."""
+    return get_origin(table.annotation) is dict
+
+
+def _is_optional_model(info: FieldInfo) -> bool:
+    """True for `Model | None`: a table that may be missing."""
+    model, *rest = get_args(info.annotation) or (None,)
+    return rest == [NoneType] and isinstance(model, type) and issubclass(model, BaseModel)
 
 
 def row_model(table: FieldInfo) -> type[BaseModel]:
-    """Return the pydantic class of the values in a field that `is_table`, one value per table row.
+    """Return the pydantic class of a field that `is_table`: of the table, or of each of its rows.
 
     The field must be a table; this is not checked.
     """
-    return cast(type[BaseModel], get_args(table.annotation)[1])
+    return cast(type[BaseModel], get_args(table.annotation)[1 if has_rows(table) else 0])
 
 
 def is_list(info: FieldInfo) -> bool:

@@ -461,6 +461,8 @@ class Heartbeat:
     the requests that it held when its drain began it has `finished`, and how many it has
     `handed_over`, over all of its models. Mostly it holds nothing then; what it still holds is
     taken from it as from a dead worker.
+
+    `type` names the kind of machine that the worker runs on, empty if it has no name.
     """
 
     worker: str
@@ -485,6 +487,7 @@ class Heartbeat:
     dropped: bytes = b""
     holds_only: bool = False
     drained: dict[str, int] = field(default_factory=dict)
+    type: str = ""
 
     def free_capacity(self, priority: str) -> tuple[int, int]:
         """Return how many sequences and KV tokens are free for requests of `priority`, as a pair.
@@ -545,7 +548,8 @@ class Pressure:
     None while nothing is known. `tenants` has the estimated waits in seconds, by priority, of those
     tenants with queued requests that wait longest. `seconds_per_token` is how much each reserved
     token ahead of a request adds to its wait, beyond the first `room_tokens`, which are admitted at
-    once.
+    once. `arrived` counts by priority what was queued since this leader began: requests, their
+    prompt tokens, and the most tokens that they may generate.
     """
 
     model: str
@@ -558,6 +562,7 @@ class Pressure:
     unmanned_seconds: float = 0.0  # since the last worker was there
     uncertainty: float = 0.0  # one standard deviation of the waits, as a share of them
     room_tokens: dict[str, float] = field(default_factory=dict)  # by priority
+    arrived: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def estimated_wait(self, tenant: str, priority: str) -> float | None:
         """Return the estimated seconds that a tenant's next request would wait; None if unknown."""

@@ -20,6 +20,7 @@ _CACHED_SUBJECTS = 16384  # parsed subjects that are kept: without a cache, one 
 ITEM_PREFIX = "j"  # of the ids of requests that run a line of a batch: others are hexadecimal
 ITEM_SHARD = "jobs"
 _LEDGER, _WORKER_TIME = f"{PREFIX}.ledger.", f"{PREFIX}.worker_time."
+_OUTCOME = f"{PREFIX}.outcome."
 _COST_ROLLUP = f"{PREFIX}.rollup._costs."  # `_costs` is no tenant's name
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
@@ -370,6 +371,14 @@ def fleet(model: str, worker: str) -> str:
     return f"{PREFIX}.fleet.{escape(model)}.{token(worker)}"
 
 
+def gateway(name: str) -> str:
+    """Return the subject on which a gateway publishes its beats.
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.gateway.{token(name)}"
+
+
 def muster(model: str) -> str:
     """Return the subject on which all workers of a model are asked to send a heartbeat now.
 
@@ -429,7 +438,12 @@ def outcome(tenant: str, model: str | None) -> str:
     `model` None stands for all models that are not registered. Raises `InvalidToken` for a name
     that cannot be part of a subject.
     """
-    return f"{PREFIX}.outcome.{token(tenant)}.{OTHER if model is None else escape(model)}"
+    return f"{_OUTCOME}{token(tenant)}.{OTHER if model is None else escape(model)}"
+
+
+def is_outcome(subject: str) -> bool:
+    """Return whether counts of refused requests are stored on this subject."""
+    return subject.startswith(_OUTCOME)
 
 
 def worker_time(model: str, worker: str) -> str:
@@ -708,5 +722,8 @@ ALL_RECORDS = f"{PREFIX}.records.*.*.*"  # asks a gateway for stored records of 
 ALL_READERS = f"{PREFIX}.reader.>"
 ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
+ALL_HEARTBEATS = f"{PREFIX}.fleet.*.*"
+ALL_GATEWAYS = f"{PREFIX}.gateway.*"
+SIGNALS_REPORT = f"{PREFIX}.signals"  # asks the fleet service's leader for the signals
 ALL_RESERVATIONS = f"{PREFIX}.reservation.*"
 ALL_RATES = f"{PREFIX}.rate.>"

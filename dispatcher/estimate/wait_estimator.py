@@ -136,6 +136,7 @@ class WaitEstimator:
             self._no_worker_seconds,
             self.service_rate.uncertainty,
             room,
+            {str(priority): queue.count_arrived(priority) for priority in Priority},
         )
 
     def _tokens_ahead(

@@ -81,6 +81,7 @@ class FairQueue:
         self._deadlines: list[tuple[int, str]] = []  # a heap; removed requests leave stale entries
         self._last_served_tenant = ""
         self._restored_at = 0.0
+        self._arrived = dict.fromkeys(Priority, (0, 0, 0))
 
     def __len__(self) -> int:
         return len(self._items)
@@ -104,6 +105,8 @@ class FairQueue:
             return
         state = self.capacity_shares.get_tenant(item.tenant)
         is_new = item.accepted * MILLISECOND >= self._restored_at
+        if is_new:
+            self._count_arrival(item)
         if is_new and not state.queued_requests:
             state.counter = max(state.counter, self.lowest_counter())
         priority_state = self._priorities[item.priority]
@@ -118,6 +121,18 @@ class FairQueue:
             if is_new:
                 self.capacity_shares.record_demand(item.tenant, item.cost, now)
             self._reclassify(item.tenant)
+
+    def _count_arrival(self, item: QueuedRequest) -> None:
+        requests, prompt, output = self._arrived[item.priority]
+        most = item.cost - item.prompt_tokens
+        self._arrived[item.priority] = requests + 1, prompt + item.prompt_tokens, output + most
+
+    def count_arrived(self, priority: Priority) -> tuple[int, int, int]:
+        """Return how many requests were ever enqueued, their prompt tokens, and their most output.
+
+        Those that a restored checkpoint knew of are left out: an earlier leader has counted them.
+        """
+        return self._arrived[priority]
 
     def candidates(self, now: float) -> Iterator[QueuedRequest]:
         """Yield the queued requests that may be dispatched next, best first; none is removed.

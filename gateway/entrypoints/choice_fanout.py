@@ -137,7 +137,7 @@ async def submit_choices(
         key = _idempotency_key(request)
         if resumes:
             await _check_known(context, tenant, key, submissions)
-        validate = context.validator.validate
+        validate = context.preparation.validate
         validated = [
             replace(each, stores_result=stores_result)
             for submission in submissions

@@ -149,7 +149,7 @@ class NatsIngress:
             len(delivery.data), _to_submission, delivery
         )
         wish = _parse_wish(delivery)
-        (validated,) = await self._context.validator.validate(tenant, submission)
+        (validated,) = await self._context.preparation.validate(tenant, submission)
         if await self._context.producer_requests.submit(validated, wish):
             await delivery.ack()
             return True

@@ -208,7 +208,7 @@ class WebSocketConnection:
         with self._reporting_errors(request, frame.model, frame.lane_priority):
             self._context.check_not_draining()
             submission = await self._context.offload_thread.run(size, Submission.from_body, frame)
-            (validated,) = await self._context.validator.validate(tenant, submission)
+            (validated,) = await self._context.preparation.validate(tenant, submission)
             self._principal.check("infer")  # it may have ended while the prompt was tokenised
             ticket = await self._context.client_requests.submit(
                 validated, sink, frame.idempotency_key

@@ -356,6 +356,7 @@ class ModelServer:
             draining=self.is_draining,
             drained=self._drained_counts,
             resident=self._engine_holder.driver is not None,
+            type=self.identity.type,
             room=self._free_by_priority() if credit.preempts else {},
         )
 

@@ -20,6 +20,7 @@ ProcessClass = Literal[
     "gateway",
     "dispatcher",
     "jobs",
+    "fleet",
     "worker",
     "operator",
     "ledger",

@@ -2,6 +2,7 @@
 
 supervisor                  the order: start, wait until ready, keep running, stop
 data_directory, file_lock   the data directory, with one owner at a time; it keeps the API key
+fleet_table                 the table `[fleet]` of the configuration file
 launch_plan                 decides for each process: command, environment, time to drain
 child_process               starts one process, restarts it with backoff, stops it
 nats_server, broker_accounts, broker_health, nats_watchdog  the embedded nats-server, its accounts

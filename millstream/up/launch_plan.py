@@ -23,6 +23,7 @@ from streams.base_settings import CONNECTION_KEYS, ENV_PREFIX, UPSTREAM_PREFIX, 
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
 DRAIN_SHARES = {
     "gateway": 0.4,
+    "fleet": 0.0,  # it has nothing to finish
     "worker": 0.25,
     "dispatcher": 0.1,
     "jobs": 0.05,
@@ -32,6 +33,7 @@ DRAIN_SHARES = {
 }
 CLOSING_SECONDS = {
     "gateway": 2.2,
+    "fleet": 0.2,
     "worker": 1.0,
     "dispatcher": 0.3,
     "jobs": 0.3,
@@ -160,6 +162,14 @@ class LaunchPlan:
         settings = {"metrics_port": port, **self._webhook_networks()}
         creds = self.accounts.file(UserClass.JOBS)
         return self._make_program("jobs", "jobs", settings, creds)
+
+    def fleet_programs(self) -> list[Program]:
+        """Return the program of the fleet service, in a list; an empty one without `[fleet]`."""
+        if self.settings.fleet is None:
+            return []
+        settings = {"metrics_port": self._metrics_port(self.settings.workers + 4)}
+        creds = self.accounts.file(UserClass.FLEET)
+        return [self._make_program("fleet", "fleet", settings, creds)]
 
     def _webhook_networks(self) -> dict[str, str]:
         return {"webhook_network": json.dumps([str(n) for n in self.settings.webhook_network])}

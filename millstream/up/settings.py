@@ -5,13 +5,14 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from millstream.up.fleet_table import FleetTable
 from registry.destination_policy import DestinationSettings
 from registry.models import GenerationConfig
 from registry.price_records import HourPrice
 from registry.webhook_policy import WebhookSettings
 from streams.base_settings import DATA_DIR, Port, Slug, TenantSettings, TlsSettings
 
-CLOSING_SECONDS = 4.8  # for all services to close their connections, one after the other
+CLOSING_SECONDS = 4.95  # for all services to close their connections, one after the other
 
 
 class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
@@ -51,7 +52,7 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
     metrics_port: Port = Field(
         0,
         description="port for the dispatcher's metrics, the next ones for the workers', then the "
-        "gateway's, the admin service's and the jobs service's; 0: off",
+        "gateway's, the admin service's, the jobs and the fleet service's; 0: off",
     )
     public_metrics: bool = Field(
         False, description="serve the gateway's /metrics, with tenants' names, on its own port too"
@@ -71,6 +72,9 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
         {}, description="tenants that may send requests, with their keys and quotas"
     )
 
+    fleet: FleetTable | None = Field(
+        None, description="starts the fleet service, which tells how many workers are needed"
+    )
     ledger_dir: Path | None = Field(
         None,
         description="directory into which the ledger is exported, and then removed from NATS; "
@@ -90,7 +94,7 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
     def shutdown_timeout_seconds(self) -> float:
         """Seconds that the process may still run after the first SIGTERM or SIGINT.
 
-        They are `drain_seconds`, in which the services finish their requests, plus 4.8 s in which
+        They are `drain_seconds`, in which the services finish their requests, plus 4.95 s in which
         they close their connections. A process that runs longer ends with an error.
         """
         return self.drain_seconds + CLOSING_SECONDS

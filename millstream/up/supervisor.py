@@ -104,9 +104,9 @@ class ProcessManager:
     async def stop(self) -> None:
         """Stop all processes, remove the state file, and return when all have ended.
 
-        Gateways are stopped first, then workers, dispatchers, the jobs service, the ledger's
-        export, the admin service and nats-server; the processes of one service are stopped
-        together. Each gets SIGTERM, and SIGKILL if it still runs after its service's
+        Gateways are stopped first, then the fleet service, workers, dispatchers, the jobs service,
+        the ledger's export, the admin service and nats-server; the processes of one service are
+        stopped together. Each gets SIGTERM, and SIGKILL if it still runs after its service's
         `kill_after_seconds`.
         """
         for service in DRAIN_SHARES:
@@ -148,6 +148,8 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     await model_registration.register_models(models, plan.settings, admin, directory.logs)
     for program in plan.ledger_programs():
         manager.add("ledger", program)
+    for program in plan.fleet_programs():
+        manager.add("fleet", program)
     for program in plan.worker_programs():
         manager.add("worker", program, partial(_announce_death, plan, program.name))
     await _wait_until_ready(plan)

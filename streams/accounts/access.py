@@ -54,6 +54,7 @@ class UserClass(StrEnum):
     GATEWAY = "gateway"
     DISPATCHER = "dispatcher"
     JOBS = "jobs"
+    FLEET = "fleet"
     WORKER = "worker"
     OPERATOR = "operator"
     LEDGER = "ledger"  # exports the ledger and removes what it has exported
@@ -67,13 +68,20 @@ ACCOUNT_OF = {
     UserClass.GATEWAY: BrokerAccount.SERVICES,
     UserClass.DISPATCHER: BrokerAccount.SERVICES,
     UserClass.JOBS: BrokerAccount.SERVICES,
+    UserClass.FLEET: BrokerAccount.SERVICES,
     UserClass.WORKER: BrokerAccount.WORKERS,
     UserClass.OPERATOR: BrokerAccount.OPERATORS,
     UserClass.LEDGER: BrokerAccount.OPERATORS,
     UserClass.SUPERVISOR: BrokerAccount.OPERATORS,
     UserClass.SYSTEM: BrokerAccount.SYSTEM,
 }
-_ANSWERERS = (UserClass.ADMIN, UserClass.GATEWAY, UserClass.DISPATCHER, UserClass.WORKER)
+_ANSWERERS = (
+    UserClass.ADMIN,
+    UserClass.GATEWAY,
+    UserClass.DISPATCHER,
+    UserClass.FLEET,
+    UserClass.WORKER,
+)
 
 
 def store_of(stream: str) -> BrokerAccount:
@@ -286,6 +294,7 @@ def _gateway(make: _Rights) -> list[Right]:
             BrokerAccount.WORKERS, "missed records", "infer.written.*", "infer.written"
         ),
         *make.publishes(make.own, "ask a leader", "infer.report.*"),
+        *make.publishes(make.own, "its own load", "infer.gateway.{id}"),
     ]
 
 
@@ -368,6 +377,19 @@ def _jobs(make: _Rights) -> list[Right]:
     ]
 
 
+def _fleet(make: _Rights) -> list[Right]:
+    return [
+        *make.everyone(),
+        *make.writes(LEASES, "lead"),
+        *make.reads(LEASES, topology.LEDGER),
+        *make.sees(LEASES, topology.LEDGER),
+        *make.views(REGISTRY),
+        *make.hears(BrokerAccount.WORKERS, "heartbeats", subjects.ALL_HEARTBEATS),
+        *make.hears(make.own, "load", subjects.ALL_PRESSURE, subjects.ALL_GATEWAYS),
+        *make.hears(make.own, "questions", subjects.SIGNALS_REPORT),
+    ]
+
+
 def _worker(make: _Rights) -> list[Right]:
     return [
         *make.everyone(),
@@ -400,7 +422,9 @@ def _operator(make: _Rights) -> list[Right]:
     return [
         *make.everyone(),
         *make.publishes(BrokerAccount.ADMIN, "ask the admin service", "infer.admin.>"),
-        *make.publishes(BrokerAccount.SERVICES, "ask a leader", "infer.report.*"),
+        *make.publishes(
+            BrokerAccount.SERVICES, "ask a leader", "infer.report.*", subjects.SIGNALS_REPORT
+        ),
         *make.publishes(BrokerAccount.WORK, "signals", *signals),
         *make.hears(BrokerAccount.WORKERS, "how a drain goes", "infer.draining.*"),
         *make.reads(topology.USAGE, topology.RATES, *letters, *make.logs()),
@@ -473,6 +497,7 @@ _TABLE = {
     UserClass.GATEWAY: _gateway,
     UserClass.DISPATCHER: _dispatcher,
     UserClass.JOBS: _jobs,
+    UserClass.FLEET: _fleet,
     UserClass.WORKER: _worker,
     UserClass.OPERATOR: _operator,
     UserClass.LEDGER: _ledger,

@@ -35,7 +35,7 @@ class BrokerAccount(StrEnum):
     CONTROL = "CONTROL"  # a store: what operators decide, who leads, who has used what
     WORK = "WORK"  # a store: requests and everything about them
     ADMIN = "ADMIN"
-    SERVICES = "SERVICES"  # gateways and dispatchers
+    SERVICES = "SERVICES"  # gateways, dispatchers, jobs and fleet services
     WORKERS = "WORKERS"
     OPERATORS = "OPERATORS"  # the command line
 

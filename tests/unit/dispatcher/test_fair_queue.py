@@ -15,6 +15,7 @@ from dispatcher.queueing.fair_queue import (
     service_tokens,
 )
 from dispatcher.queueing.tenant_queues import STALE_ENTRIES_TOLERATED, QueuedRequest
+from dispatcher.queueing.tenant_state import RunningMean
 from streams.subjects import Priority
 
 TENANTS = ("a", "b", "c")
@@ -370,3 +371,22 @@ class Reference(RuleBasedStateMachine):
 
 TestReference = Reference.TestCase
 TestReference.settings = settings(max_examples=60, stateful_step_count=60)
+
+
+def test_arrivals_are_counted_once_and_stay_counted() -> None:
+    """Their rate is demand: what was served meanwhile was asked for, too."""
+    queue = FairQueue()
+    items = [queued("a", prompt=30, output=5), queued("b", prompt=1, output=2)]
+    for item in (*items, items[0]):
+        queue.enqueue(item, 0.0)
+    taken(queue)
+    assert queue.count_arrived(Priority.STANDARD) == (2, 31, 7)
+    assert queue.count_arrived(Priority.BATCH) == (0, 0, 0)
+
+
+def test_a_new_leader_counts_no_arrival_again() -> None:
+    """It indexes all that its predecessor has left in the queue."""
+    queue = FairQueue()
+    queue.restore_baseline(1.0, RunningMean())
+    queue.enqueue(queued("a"), 2.0)
+    assert queue.count_arrived(Priority.STANDARD) == (0, 0, 0)

@@ -53,6 +53,7 @@ async def test_a_cluster_is_made_with_one_command(
         "gateway",
         "dispatcher",
         "jobs",
+        "fleet",
         "worker",
         "operator",
         "ledger",

@@ -84,6 +84,21 @@ def test_tenants_come_from_tables_of_the_file() -> None:
     assert [key.key.get_secret_value() for key in acme.keys] == ["sk-acme"]
 
 
+def test_a_table_may_be_there_or_not() -> None:
+    """Even an empty one: that it is there says that a fleet service is wanted."""
+    for text, is_there in (("", False), ("[fleet]", True)):
+        write(text)
+        settings = load_settings(UpSettings, {}, {})
+        assert isinstance(settings, UpSettings)
+        assert (settings.fleet is not None) is is_there
+
+
+def test_a_table_is_of_the_file_alone() -> None:
+    """A variable that would be ignored stops the start."""
+    with pytest.raises(UsageError, match="unknown variable MILLSTREAM_FLEET"):
+        load_settings(UpSettings, {}, {"MILLSTREAM_FLEET": "{}"})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -101,6 +116,8 @@ def test_tenants_come_from_tables_of_the_file() -> None:
         ("port = ", "cannot read millstream.toml"),
         ("config = 'x.toml'", "millstream.toml: config: unknown key"),
         ("[tenants.'>']", "millstream.toml: tenants.>"),
+        ("[fleet]\nprovidr = 'x'", "millstream.toml: fleet.providr: unknown key"),
+        ("fleet = true", "millstream.toml: fleet: Input should be a valid dictionary"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_place(text: str, message: str) -> None:

@@ -17,6 +17,7 @@ from millstream.settings_loader import load_settings
 from millstream.up import model_registration, nats_server
 from millstream.up.broker_accounts import BrokerAccounts, mint_accounts
 from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
+from millstream.up.fleet_table import FleetTable
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
@@ -135,6 +136,15 @@ def test_workers_are_told_apart_and_serve_every_model(plan_of: PlanOf) -> None:
     assert json.loads(first.environment["MILLSTREAM_MODEL"]) == ["a,b", "c"]
     ports = [w.environment["MILLSTREAM_METRICS_PORT"] for w in (first, second)]
     assert ports == ["9101", "9102"]
+
+
+def test_a_fleet_service_runs_where_there_is_a_table_for_it(plan_of: PlanOf) -> None:
+    """Without one nobody asked for a fleet; its metrics port comes after the jobs service's."""
+    assert plan_of().fleet_programs() == []
+    (program,) = plan_of(metrics_port=9100, fleet=FleetTable()).fleet_programs()
+    assert program.command[-1] == "fleet"
+    assert program.environment["MILLSTREAM_METRICS_PORT"] == "9105"
+    assert program.environment["MILLSTREAM_NATS_CREDS"].endswith("fleet.creds")
 
 
 def test_every_service_has_as_many_token_logs_as_the_keys_are_for(plan_of: PlanOf) -> None:

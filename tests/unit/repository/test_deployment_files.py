@@ -53,9 +53,9 @@ def _in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_one_cell() -> None:
     """No single process is the only one of its kind, but for the worker."""
-    kinds = ("nats", "admin", "gateway", "dispatcher", "jobs", "worker")
+    kinds = ("nats", "admin", "gateway", "dispatcher", "jobs", "fleet", "worker")
     counts = {kind: len(containers(kind)) for kind in kinds}
-    assert counts == dict(zip(kinds, (3, 2, 2, 2, 2, 1), strict=True))
+    assert counts == dict(zip(kinds, (3, 2, 2, 2, 2, 2, 1), strict=True))
     assert "prometheus" in SERVICES
 
 
@@ -88,7 +88,7 @@ def test_the_default_command_of_every_image_is_one_that_the_command_line_takes(
     """`docker run millstream-worker` without words."""
     monkeypatch.setenv("MILLSTREAM_MODEL", "mine")
     commands = [yaml.safe_load(line[4:]) for line in DOCKERFILE.splitlines() if line[:4] == "CMD "]
-    images = ["admin", "dispatcher", "gateway", "jobs", "worker"]
+    images = ["admin", "dispatcher", "fleet", "gateway", "jobs", "worker"]
     assert sorted(words[0] for words in commands) == images
     for words in commands:
         parsed(words)

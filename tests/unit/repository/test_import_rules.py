@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SERVICES = ("admin", "gateway", "dispatcher", "gpu_worker", "jobs")
+SERVICES = ("admin", "gateway", "dispatcher", "gpu_worker", "jobs", "fleet")
 VOCABULARY = {"streams", "registry", "api", "simulation"}
 ROOMS = (*sorted(VOCABULARY), *SERVICES, "millstream")
 MAY_IMPORT = {
@@ -57,6 +57,10 @@ FLOORS = {
         {"dispatcher/dispatching"},
         {"dispatcher/reconcile"},
         {"dispatcher"},
+    ),
+    "fleet": (
+        {"fleet/signals"},
+        {"fleet"},
     ),
     "gpu_worker": (
         {"gpu_worker/settings.py", "gpu_worker/identity.py", "gpu_worker/compute_meter.py"},

@@ -69,6 +69,7 @@ def test_whoever_names_others_is_not_believed(beat: Heartbeat) -> None:
         {"holds": b"x"},
         {"holds": "x" * 8},
         {"version": 7},
+        {"type": 7},
         {"drained": {"finished": "all"}},
     ],
     ids=repr,

@@ -1,0 +1,41 @@
+"""The signals as metrics: what is known, by labels of which there are few."""
+
+from fleet.metrics import SignalMetrics
+from fleet.signals.signal_window import SignalWindow
+from tests.unit.fleet.test_ledger_window import ended, refused
+from tests.unit.fleet.test_signal_window import GOALS, WINDOW, arriving
+from tests.unit.fleet.test_worker_pools import BEAT
+
+
+def values(metrics: SignalMetrics) -> dict[tuple[str, ...], float]:
+    """Each sample by its name, without what all begin with, and its labels."""
+    return {
+        (sample.name.removeprefix("millstream_fleet_"), *sample.labels.values()): sample.value
+        for family in metrics.collect()
+        for sample in family.samples
+    }
+
+
+def test_what_is_known_is_exported() -> None:
+    """What is not known has no value: 0 would be one."""
+    window, metrics = SignalWindow(WINDOW), SignalMetrics()
+    assert values(metrics) == {}
+    arriving(window, (100, (0, 0, 0)), (102, (4, 400, 80)))
+    window.add_heartbeat(BEAT, 102)
+    window.add_record(ended(), 102)
+    metrics.report = window.report(102, GOALS)
+    found = values(metrics)
+    assert found["accepted_tokens_per_second", "mock", "standard"] == 220.0
+    assert found["goal_attainment", "mock", "standard"] == 1.0
+    assert found["workers", "mock", "1", "small"] == 1
+    assert found["pace_tokens_per_second", "mock", "1", "small"] == 40.0
+    assert ("goal_attainment", "mock", "batch") not in found
+    assert ("accepted_tokens_per_second", "mock", "batch") not in found
+
+
+def test_a_priority_that_is_none_makes_no_series() -> None:
+    """A worker may write any text there."""
+    window, metrics = SignalWindow(WINDOW), SignalMetrics()
+    window.add_refusals(refused(3, "overloaded", "x" * 50), 100)
+    metrics.report = window.report(101, GOALS)
+    assert {labels[2] for labels in values(metrics)} == {"interactive", "standard", "batch"}
