@@ -19,6 +19,7 @@ from millstream.settings_loader import (
     UsageError,
     fields_by_key,
     has_flag,
+    has_rows,
     is_flag_only,
     is_list,
     is_positional,
@@ -142,8 +143,7 @@ def make_parser(command: Command) -> CommandParser:
 
 def _make_epilog(settings: type[Settings]) -> str:
     tables = [
-        f" Only in the file: tables [{key}.<name>] with"
-        f" {', '.join(fields_by_key(row_model(info)))}."
+        f" Only in the file: {_describe_table(key, info)}."
         for key, info in fields_by_key(settings).items()
         if is_table(info)
     ]
@@ -162,6 +162,12 @@ def _make_epilog(settings: type[Settings]) -> str:
         if _is_secret(info)
     ]
     return everywhere + "".join(secrets) + "".join(tables)
+
+
+def _describe_table(key: str, info: FieldInfo) -> str:
+    if not has_rows(info):
+        return f"the table [{key}]: {describe_option(info)}"
+    return f"tables [{key}.<name>] with {', '.join(fields_by_key(row_model(info)))}"
 
 
 def _is_secret(info: FieldInfo) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -67,19 +68,31 @@ def fields_by_key(settings: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def is_table(info: FieldInfo) -> bool:
-    """Return True if the field is a dict of models, such as `[tenants.NAME]` in the settings file.
+    """Return True if the field is a table of the settings file: one model, or a dict of models.
 
-    Only the settings file can hold such a field; it has no flag and no environment variable.
+    Those are such as `[fleet]` and `[tenants.NAME]`. Only the file can hold such a field; it has no
+    flag and no environment variable.
     """
-    return get_origin(info.annotation) is dict
+    return has_rows(info) or _is_optional_model(info)
+
+
+def has_rows(table: FieldInfo) -> bool:
+    """Return True if a table is a dict of models, one for each name."""
+    return get_origin(table.annotation) is dict
+
+
+def _is_optional_model(info: FieldInfo) -> bool:
+    """True for `Model | None`: a table that may be missing."""
+    model, *rest = get_args(info.annotation) or (None,)
+    return rest == [NoneType] and isinstance(model, type) and issubclass(model, BaseModel)
 
 
 def row_model(table: FieldInfo) -> type[BaseModel]:
-    """Return the pydantic class of the values in a field that `is_table`, one value per table row.
+    """Return the pydantic class of a field that `is_table`: of the table, or of each of its rows.
 
     The field must be a table; this is not checked.
     """
-    return cast(type[BaseModel], get_args(table.annotation)[1])
+    return cast(type[BaseModel], get_args(table.annotation)[1 if has_rows(table) else 0])
 
 
 def is_list(info: FieldInfo) -> bool:
@@ -311,7 +324,7 @@ def _describe_error(
         return f"{_display_name(key, known[key])} is required"
     origin = ".".join([raw.origins[key], *map(str, loc[1:])])
     if kind == "extra_forbidden":
-        nearest = suggest_nearest(str(loc[-1]), fields_by_key(row_model(known[key])))
+        nearest = suggest_nearest(str(loc[-1]), _find_table(known[key], loc[1:-1]))
         return f"{origin}: unknown key{nearest}"
     if "key" in key or key in ("admin", "nats", "tenants"):
         return f"{origin}: {message}"
@@ -319,6 +332,16 @@ def _describe_error(
         return f"{origin}: {value!r} is not of this form: {known[key].description}"
     shown = "" if repr(value) in message else f", not {value!r}"
     return f"{origin}: {message}{shown}"
+
+
+def _find_table(table: FieldInfo, path: tuple[int | str, ...]) -> dict[str, FieldInfo]:
+    """The fields of the table at a path below `table`: each step is a field, or a row's name."""
+    steps = [str(step) for step in path]
+    if has_rows(table):
+        steps = steps[1:]
+    fields = fields_by_key(row_model(table))
+    inner = fields.get(steps[0]) if steps else None
+    return _find_table(inner, tuple(steps[1:])) if inner and is_table(inner) else fields
 
 
 def _display_name(key: str, info: FieldInfo) -> str:

@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from millstream.up.fleet_table import FleetTable
 from registry.destination_policy import DestinationSettings
 from registry.models import GenerationConfig
 from registry.price_records import HourPrice
@@ -71,6 +72,11 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
         {}, description="tenants that may send requests, with their keys and quotas"
     )
 
+    fleet: FleetTable | None = Field(
+        None,
+        description="kinds of machines, in tables [fleet.types.<name>]; workers are then started "
+        "as the fleet's plan wants them",
+    )
     ledger_dir: Path | None = Field(
         None,
         description="directory into which the ledger is exported, and then removed from NATS; "
@@ -83,6 +89,17 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
             raise ValueError(
                 "--tls-client-auth required is for `millstream gateway`: `up` asks its gateway for "
                 "its health without a certificate"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_workers_or_a_fleet(self) -> Self:
+        given = self.model_fields_set & {"workers", "worker_type", "worker_price_per_hour"}
+        if given and self.fleet:
+            flag = "--" + min(given).replace("_", "-")
+            raise ValueError(
+                f"{flag} is given beside a table [fleet], by which workers are started as they are "
+                "wanted: leave one of them out"
             )
         return self
 
