@@ -72,6 +72,14 @@ def ask(up: MillstreamUp, **body: Any) -> HTTPResponse:
     return answer
 
 
+def workers(up: MillstreamUp) -> int:
+    """How many workers of the model the gateway knows."""
+    request = urllib.request.Request(f"{up.url}/v1/models")
+    request.add_header("Authorization", f"Bearer {KEY}")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return sum(card["workers"] for card in json.load(answer)["data"])
+
+
 def text(answer: bytes) -> str:
     return str(json.loads(answer)["choices"][0]["text"])
 
@@ -105,12 +113,13 @@ def test_a_spot_machine_is_taken_back_without_the_loss_of_a_token(tmp_path: Path
     """Two seconds of notice are enough to hand a stream over, byte for byte."""
     with fleet_up(tmp_path, "--mock-itl-ms", "30") as up:
         (spot,) = want(up, "spot", 1)
-        with ask(up, max_tokens=500, stream=True) as stream:
-            lines = [stream.readline()]  # from the one machine that there is
-            want(up, "small", 1)
+        wait_until(lambda: workers(up), SECONDS)
+        want(up, "small", 1)  # which has to boot: the stream begins on the spot machine
+        with ask(up, max_tokens=400, stream=True) as stream:
+            lines = [stream.readline()]
             wait_until(lambda: states(up)[spot] == "reclaimed", SECONDS)
             lines += stream.readlines()
-        with ask(up, max_tokens=500) as answer:
+        with ask(up, max_tokens=400) as answer:
             assert streamed_text(lines) == text(answer.read())
 
 

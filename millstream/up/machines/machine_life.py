@@ -28,15 +28,18 @@ def advance(known: MachineList, plan: FleetPlan, now: float) -> MachineList:
 
 
 def next_change(known: MachineList, plan: FleetPlan, now: float) -> float:
-    """Return when time alone changes the list next, in epoch seconds; infinite if it does not."""
-    times = [each.expires_at for each in plan.machines.values()]
+    """Return when time alone changes the list next, in epoch seconds; infinite if it does not.
+
+    It is past for what has only to be advanced once more, as a machine that boots in no time.
+    """
+    times = [each.expires_at for each in plan.machines.values() if now < each.expires_at]
     for machine in known.machines.values():
         kind = known.types.get(machine.type)
         if kind and machine.state is MachineState.BOOTING:
             times.append(machine.created_at + kind.boot_seconds)
         elif kind and machine.state is MachineState.RUNNING and kind.reclaim_after_seconds:
             times.append(machine.created_at + kind.reclaim_after_seconds)
-    return min((each for each in times if now < each), default=float("inf"))
+    return min(times, default=float("inf"))
 
 
 def resume(known: MachineList, types: Mapping[str, MachineType]) -> MachineList:

@@ -72,11 +72,13 @@ class ProcessProvider:
                 self._woken.clear()
                 try:
                     await self._turn(tasks)
-                    trouble = ""
                 except (BrokerUnavailable, StoreRefused, StorageFull) as error:
                     if trouble != (trouble := str(error)):
                         log.warning("fleet_interrupted", reason=trouble)
-                await self._wait()
+                    await asyncio.sleep(LOOK_SECONDS)
+                else:
+                    trouble = ""
+                    await self._wait()
 
     async def _turn(self, tasks: asyncio.TaskGroup) -> None:
         """Store what has to be, and then start and end workers accordingly."""

@@ -68,6 +68,11 @@ def test_a_machine_that_boots_is_given_up_at_once() -> None:
     assert states(advance(booting, wanting(), 1)) == {}
 
 
+def test_a_machine_that_boots_in_no_time_runs_at_once() -> None:
+    """Nobody waits for the next look at the plan."""
+    assert next_change(advance(offering(), wanting("a"), 5), wanting("a"), 5) == 5
+
+
 def test_a_machine_drains_when_its_time_is_over() -> None:
     """An override by hand ends without anybody."""
     plan = wanting("a", until=50)
