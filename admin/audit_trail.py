@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel
 
 from admin.caller import Caller
+from admin.fleet.fleet_override import FleetOverride
 from admin.metrics import AUDIT_USED
 from registry.credentials.key_records import Denial, ManagedKey
 from registry.credentials.tenant_accounts import TenantAccount
@@ -45,6 +46,7 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     Model: ("model", attrgetter("name")),
     Alias: ("alias", attrgetter("name")),
     Adapter: ("adapter", attrgetter("id")),
+    FleetOverride: ("fleet", attrgetter("type")),
     TenantAccount: ("account", attrgetter("tenant")),
 }
 _ITSELF = (Caller("admin service"), "")

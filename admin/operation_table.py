@@ -17,6 +17,8 @@ from streams.base_settings import QuotaSettings, Slug, TenantLimits
 
 PREFIX = "/admin/v1"
 MAX_PAGE = 1000  # records of one answer
+MAX_MACHINES = 1000  # of one type for one model
+MAX_OVERRIDE_SECONDS = 30 * 86400
 OperationScope = Literal["operator", "admin"]
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::path)?\}")
 
@@ -199,6 +201,21 @@ class AuditPageArguments(Arguments):
     since: float | None = Field(None, ge=0, description="only from then on, in epoch seconds")
 
 
+class FleetPageArguments(Arguments):
+    """Arguments of `fleet.show`: none."""
+
+
+class FleetArguments(Arguments):
+    """Arguments of `fleet.set`: how many machines of the type `name` are wanted for a model."""
+
+    name: Slug
+    model: ModelName
+    count: int = Field(ge=0, le=MAX_MACHINES, description="machines; 0: none")
+    seconds: float = Field(
+        3600, gt=0, le=MAX_OVERRIDE_SECONDS, description="after which none of them is wanted"
+    )
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too.
@@ -340,6 +357,22 @@ OPERATIONS = {
             "admin",
             PriceArguments,
             "Enter what a model costs from now on",
+        ),
+        Operation(
+            "fleet.show",
+            "GET",
+            "/fleet",
+            "operator",
+            FleetPageArguments,
+            "Show the machine types, and the machines that are wanted or there",
+        ),
+        Operation(
+            "fleet.set",
+            "PUT",
+            "/fleet/{name}",
+            "operator",
+            FleetArguments,
+            "Want so many machines of a type for a model, for a time",
         ),
         Operation("keys.list", "GET", "/keys", "operator", PageArguments, "List the managed keys"),
         Operation(

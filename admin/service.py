@@ -19,6 +19,7 @@ from admin.audit_operations import AuditOperations
 from admin.audit_trail import AuditTrail, acting
 from admin.caller import Caller
 from admin.declarer import Declarer, Records
+from admin.fleet.fleet_operations import FleetOperations
 from admin.http_api import build_app
 from admin.http_server import AdminServer, listen
 from admin.key_operations import KeyOperations
@@ -95,7 +96,7 @@ async def run(settings: AdminSettings, stop: asyncio.Event) -> None:
             declarer = Declarer(broker, lease, records, scale, settings.stream_limits)
             DECLARING.set_function(lambda: float(lease.is_held))
             updates = _make_updates(settings, cell, broker, lease, records) if cell else None
-            handlers = _make_handlers(broker, records, pepper, updates)
+            handlers = _make_handlers(broker, records, pepper, updates, trail)
             api = AdminApi({**handlers, **AuditOperations(audit_log).handlers}, trail)
             providers = open_providers(stack, settings.oidc)
             keys = _make_keys(own_keys, records, pepper, providers, broker)
@@ -151,7 +152,11 @@ async def _begin_audit(
 
 
 def _make_handlers(
-    broker: Broker, records: Records, pepper: Pepper | None, updates: AccountUpdates | None
+    broker: Broker,
+    records: Records,
+    pepper: Pepper | None,
+    updates: AccountUpdates | None,
+    trail: AuditTrail,
 ) -> dict[str, Handler]:
     """Return what answers each operation, but for those of the audit log."""
     registry, tenants, keys, prices, accounts = records
@@ -162,6 +167,7 @@ def _make_handlers(
         **KeyOperations(broker, tenants, keys, pepper).handlers,
         **PriceOperations(registry, prices).handlers,
         **account_operations.handlers,
+        **FleetOperations(broker, registry, trail).handlers,
     }
 
 

@@ -96,6 +96,24 @@ COMMANDS = (
         "millstream.fleet.signals:run",
     ),
     Command(
+        "fleet types",
+        "list the types of machines that there may be, with prices",
+        "millstream.fleet.machine_settings:TypesSettings",
+        "millstream.fleet.machine_commands:list_types",
+    ),
+    Command(
+        "fleet machines",
+        "list the machines that are wanted or there",
+        "millstream.fleet.machine_settings:MachinesSettings",
+        "millstream.fleet.machine_commands:list_machines",
+    ),
+    Command(
+        "fleet set",
+        "want so many machines of a type for a model, for a time",
+        "millstream.fleet.machine_settings:FleetSetSettings",
+        "millstream.fleet.machine_commands:set_machines",
+    ),
+    Command(
         "worker",
         "pull requests, run models, write tokens",
         "gpu_worker.settings:WorkerSettings",

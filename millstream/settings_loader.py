@@ -326,7 +326,7 @@ def _describe_error(
         return f"{_display_name(key, known[key])} is required"
     origin = ".".join([raw.origins[key], *map(str, loc[1:])])
     if kind == "extra_forbidden":
-        nearest = suggest_nearest(str(loc[-1]), fields_by_key(row_model(known[key])))
+        nearest = suggest_nearest(str(loc[-1]), _find_table(known[key], loc[1:-1]))
         return f"{origin}: unknown key{nearest}"
     if "key" in key or key in ("admin", "nats", "tenants"):
         return f"{origin}: {message}"
@@ -336,6 +336,16 @@ def _describe_error(
         return f"{origin}: {value!r} is not of this form: {known[key].description}"
     shown = "" if repr(value) in message else f", not {value!r}"
     return f"{origin}: {message}{shown}"
+
+
+def _find_table(table: FieldInfo, path: tuple[int | str, ...]) -> dict[str, FieldInfo]:
+    """The fields of the table at a path below `table`: each step is a field, or a row's name."""
+    steps = [str(step) for step in path]
+    if has_rows(table):
+        steps = steps[1:]
+    fields = fields_by_key(row_model(table))
+    inner = fields.get(steps[0]) if steps else None
+    return _find_table(inner, tuple(steps[1:])) if inner and is_table(inner) else fields
 
 
 def _display_name(key: str, info: FieldInfo) -> str:

@@ -22,6 +22,8 @@ ITEM_SHARD = "jobs"
 _LEDGER, _WORKER_TIME = f"{PREFIX}.ledger.", f"{PREFIX}.worker_time."
 _OUTCOME = f"{PREFIX}.outcome."
 _COST_ROLLUP = f"{PREFIX}.rollup._costs."  # `_costs` is no tenant's name
+FLEET_PLAN, FLEET_MACHINES = "$KV.fleet.plan", "$KV.fleet.machines"
+FLEET_PLAN_CHANGED = f"{PREFIX}.changed.fleet.plan"
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
 _MAX_ESCAPED = 1024

@@ -27,6 +27,7 @@ RESULTS, BATCHES = "RESULTS", "KV_batches"
 RESPONSES = "KV_responses"
 WEBHOOKS = "WEBHOOKS"
 WEBHOOK_ENDPOINTS, DELIVERIES = "KV_webhooks", "KV_deliveries"
+FLEET = "KV_fleet"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -49,6 +50,7 @@ MIB = 2**20
 FILES_BYTES = 2048 * MIB
 FILE_RECORDS_BYTES = 64 * MIB
 RESULTS_BYTES = 2048 * MIB
+FLEET_BYTES = 16 * MIB  # two records
 RESPONSES_BYTES = 1024 * MIB
 ITEM_LOGS_BYTES = 128 * MIB  # of lines under way: what has its result is removed
 WEBHOOKS_BYTES = 128 * MIB  # some 300,000 events
@@ -185,6 +187,7 @@ def stream_configs(
         _records(WEBHOOKS, job_subjects.ALL_EVENTS, WEBHOOKS_BYTES, WEBHOOKS_SECONDS),
         _webhook_endpoints(),
         _deliveries(),
+        _fleet(),
     ]
 
 
@@ -234,6 +237,13 @@ def _replaceable(name: str, subject: str, max_bytes: int) -> StreamConfig:
         storage=StorageType.FILE,
         allow_direct=True,
     )
+
+
+def _fleet() -> StreamConfig:
+    """Configure the bucket `fleet`; the broker copies its records to listeners of any account."""
+    config = _replaceable(FLEET, "$KV.fleet.>", FLEET_BYTES)
+    config.republish = RePublish(src="$KV.fleet.>", dest=f"{subjects.PREFIX}.changed.fleet.>")
+    return config
 
 
 def _webhook_endpoints() -> StreamConfig:

@@ -2,9 +2,9 @@
 
 supervisor                  the order: start, wait until ready, keep running, stop
 data_directory, file_lock   the data directory, with one owner at a time; it keeps the API key
-fleet_table                 the table `[fleet]` of the configuration file
 launch_plan                 decides for each process: command, environment, time to drain
-child_process               starts one process, restarts it with backoff, stops it
+child_process, process_manager  starts one process, restarts it with backoff, stops it; all of them
+fleet_table, machines/      the table `[fleet]`, and the machines that the fleet's plan wants
 nats_server, broker_accounts, broker_health, nats_watchdog  the embedded nats-server, its accounts
                             and users, its health, and its restart when it is unhealthy
 model_registration, demo_conversion_process  `--model` values become registered models; a demo model

@@ -94,6 +94,14 @@ class ChildProcess:
         """The process id of the program that runs, or that ran last; 0 if none ran yet."""
         return self._process.pid if self._process else 0
 
+    @property
+    def status(self) -> int | None:
+        """The exit status of the program that ran last; None while it runs, or before it did.
+
+        It is negative for a program that a signal has killed.
+        """
+        return self._process.returncode if self._process else None
+
     async def stop(self, seconds: float) -> None:
         """Send SIGTERM and return when the program has ended; `keep_running` does not restart it.
 

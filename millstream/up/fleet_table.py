@@ -1,9 +1,85 @@
-"""The table `[fleet]` of the configuration file of `millstream up`."""
+"""The table `[fleet]` of the configuration file of `millstream up`: which machines there may be."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Self
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+
+from registry.price_records import CURRENCY, HourPrice
+from streams.base_settings import Slug
+from streams.records.fleet.machine_types import MachineType
+from streams.usage_accounts import MICRO
+
+_LONGEST_SECONDS = 86400.0
 
 
-class FleetTable(BaseModel):
-    """A `[fleet]` table: where there is one, `up` runs a fleet service."""
-
+class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class MachineTypeTable(_Table):
+    """A table `[fleet.types.NAME]`: a kind of machine, and how its worker is made.
+
+    On one computer a machine is a worker process, which begins `boot_seconds` after it was asked
+    for.
+    """
+
+    memory: ByteSize | None = Field(None, gt=0, description="memory for models with their KV")
+    boot_seconds: float = Field(
+        0, ge=0, le=_LONGEST_SECONDS, description="time from the order to the worker's start"
+    )
+    price_per_hour: HourPrice = Field(description="what an hour costs, from order to end")
+    currency: str = Field("USD", pattern=CURRENCY, description="a code of ISO 4217")
+    stock: int | None = Field(None, ge=0, description="machines that there are; none: any number")
+    quota: int | None = Field(None, ge=0, description="most machines at once; none: any number")
+    spot: bool = Field(False, description="whether a machine may be taken back")
+    notice_seconds: float = Field(
+        30, ge=0, le=_LONGEST_SECONDS, description="notice before a spot machine is taken back"
+    )
+    reclaim_after_seconds: float | None = Field(
+        None, gt=0, description="age at which a spot machine is taken back; none: never"
+    )
+    max_sequences: int | None = Field(None, ge=1, description="sequences in one running batch")
+    kv_tokens: int | None = Field(None, ge=1, description="KV cache in tokens")
+    threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
+
+    @model_validator(mode="after")
+    def _is_taken_back_if_spot(self) -> Self:
+        given = self.model_fields_set & {"notice_seconds", "reclaim_after_seconds"}
+        if given and not self.spot:
+            raise ValueError(f"{min(given)} is for types with `spot = true`")
+        return self
+
+    @property
+    def worker_settings(self) -> dict[str, object]:
+        """What a worker on such a machine is told beside its type and price, by settings key."""
+        names = ("memory", "max_sequences", "kv_tokens", "threads")
+        values = {name: getattr(self, name) for name in names}
+        return {name: int(value) for name, value in values.items() if value is not None}
+
+    def to_record(self, name: str) -> MachineType:
+        """Return the type as the provider offers it."""
+        return MachineType(
+            name,
+            self.memory,
+            self.boot_seconds,
+            int(self.price_per_hour * MICRO),
+            self.currency,
+            self.stock,
+            self.quota,
+            self.spot,
+            self.notice_seconds if self.spot else 0.0,
+            self.reclaim_after_seconds,
+        )
+
+
+class FleetTable(_Table):
+    """A table `[fleet]`: workers are started as the fleet's plan wants them, and not otherwise."""
+
+    types: dict[Slug, MachineTypeTable] = Field(
+        min_length=1, description="kinds of machines, by name"
+    )
+
+    @property
+    def records(self) -> dict[str, MachineType]:
+        """The types as the provider offers them, by name."""
+        return {name: table.to_record(name) for name, table in self.types.items()}

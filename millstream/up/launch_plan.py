@@ -18,6 +18,7 @@ from millstream.up.data_directory import KEY_PEPPER_FILE
 from millstream.up.settings import UpSettings
 from streams.accounts.access import UserClass
 from streams.base_settings import CONNECTION_KEYS, ENV_PREFIX, UPSTREAM_PREFIX, cache_directory
+from streams.records.fleet.machine_list import Machine
 
 # In the order in which services are stopped: each one's share of the drain time, and the seconds it
 # may take beyond that to close connections (a gateway's: every open socket) before it is killed.
@@ -186,24 +187,55 @@ class LaunchPlan:
     def worker_programs(self) -> list[Program]:
         """Return the programs of all workers, one for each process that the settings ask for.
 
+        With a `[fleet]` table there are none: see `machine_program`.
+
         Each engine gets as many CPU threads as the setting `threads` says, or by default an equal
         part of the machine's cores. Worker N serves its metrics on `metrics_port` + N, or not if
         that setting is 0.
         """
+        if self.settings.fleet:
+            return []
         return [self._make_worker_program(number) for number in range(1, self.settings.workers + 1)]
 
     def _make_worker_program(self, number: int) -> Program:
-        name = f"worker-{number}"
         settings = {
-            "id": name,
-            "model": json.dumps(list(self.models)),
-            **self._worker_destinations(),
             **self._worker_costs(),
             "threads": self._worker_threads(),
             "metrics_port": self._metrics_port(number),
         }
-        allocator = {} if list(self.models) == ["mock"] else ALLOCATOR_ENVIRONMENT
-        creds = self.accounts.add_worker(name, self.models)
+        return self._make_serving_program(f"worker-{number}", list(self.models), settings)
+
+    def machine_program(self, name: str, machine: Machine) -> Program:
+        """Return the program of a machine's worker, which serves the machine's model alone.
+
+        The type of the machine must be in the table `[fleet]`. It serves no metrics.
+        """
+        assert self.settings.fleet is not None
+        table = self.settings.fleet.types[machine.type]
+        drain_seconds = self.drain_seconds("worker")
+        if table.spot:
+            closing = CLOSING_SECONDS["worker"]
+            drain_seconds = max(0.0, min(drain_seconds, table.notice_seconds - closing))
+        settings = {
+            "type": machine.type,
+            "price_per_hour": table.to_record(machine.type).hour_price,
+            "price_currency": table.currency,
+            "drain_seconds": drain_seconds,
+            **table.worker_settings,
+        }
+        return self._make_serving_program(name, [machine.model], settings)
+
+    def _make_serving_program(
+        self, name: str, models: list[str], own_settings: Mapping[str, object]
+    ) -> Program:
+        settings = {
+            "id": name,
+            "model": json.dumps(models),
+            **self._worker_destinations(),
+            **own_settings,
+        }
+        allocator = {} if models == ["mock"] else ALLOCATOR_ENVIRONMENT
+        creds = self.accounts.add_worker(name, models)
         return self._make_program("worker", name, settings, creds, allocator)
 
     def _worker_destinations(self) -> dict[str, str]:

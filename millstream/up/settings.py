@@ -73,7 +73,9 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
     )
 
     fleet: FleetTable | None = Field(
-        None, description="starts the fleet service, which tells how many workers are needed"
+        None,
+        description="kinds of machines, in tables [fleet.types.<name>]: starts the fleet service, "
+        "and workers as the fleet's plan wants them",
     )
     ledger_dir: Path | None = Field(
         None,
@@ -87,6 +89,17 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
             raise ValueError(
                 "--tls-client-auth required is for `millstream gateway`: `up` asks its gateway for "
                 "its health without a certificate"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_workers_or_a_fleet(self) -> Self:
+        given = self.model_fields_set & {"workers", "worker_type", "worker_price_per_hour"}
+        if given and self.fleet:
+            flag = "--" + min(given).replace("_", "-")
+            raise ValueError(
+                f"{flag} is given beside a table [fleet], by which workers are started as they are "
+                "wanted: leave one of them out"
             )
         return self
 

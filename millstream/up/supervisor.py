@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -14,16 +15,21 @@ from millstream.admin.admin_client import HttpAdminClient
 from millstream.up import health_probe, model_registration, nats_server, state_file
 from millstream.up.broker_accounts import mint_accounts
 from millstream.up.broker_health import connect_health
-from millstream.up.child_process import ChildProcess, OnDeath, Program
+from millstream.up.child_process import ChildProcess
 from millstream.up.data_directory import DataDirectory, open_data_directory
-from millstream.up.launch_plan import ADMIN_HOST, DRAIN_SHARES, LaunchPlan
+from millstream.up.launch_plan import ADMIN_HOST, LaunchPlan
+from millstream.up.machines.leftovers import kill_leftovers
+from millstream.up.machines.process_provider import ProcessProvider, withdraw_machines
 from millstream.up.nats_watchdog import restart_when_unhealthy
+from millstream.up.process_manager import ProcessManager
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
 from registry.tenants import check_keys
-from streams import subjects
+from streams import subjects, topology
 from streams.accounts.access import UserClass
-from streams.broker.broker_client import StoreRefused, connect
+from streams.broker import declaration
+from streams.broker.broker_client import Broker, StoreRefused, connect
+from streams.broker.clock_sync import sync_clock
 from streams.connection_files import ConnectionFiles
 from streams.errors import BrokerUnavailable
 
@@ -46,6 +52,7 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     await asyncio.to_thread(model_registration.check_folders, models)
     with open_data_directory(settings.data_dir) as directory:
         plan = _make_plan(settings, directory, models)
+        await asyncio.to_thread(kill_leftovers, plan.accounts.users)
         async with asyncio.TaskGroup() as tasks:
             manager = ProcessManager(tasks, directory, plan)
             service = tasks.create_task(_run_services(manager, models), name="serve")
@@ -67,63 +74,45 @@ def _make_plan(
     return LaunchPlan(settings, port, nats_port, admin_port, key, models, accounts)
 
 
-class ProcessManager:
-    """The child processes of one `millstream up`, which are kept running in a task group.
-
-    `add` starts a process, and `stop` ends all of them in order.
-    """
-
-    def __init__(
-        self, tasks: asyncio.TaskGroup, directory: DataDirectory, plan: LaunchPlan
-    ) -> None:
-        self.directory, self.plan = directory, plan
-        self._tasks = tasks
-        self._children: dict[str, list[ChildProcess]] = {}  # by service
-
-    def add(self, service: str, program: Program, on_death: OnDeath | None = None) -> ChildProcess:
-        """Return a new `ChildProcess` at once, and start its program in a task.
-
-        `service` is a key of `DRAIN_SHARES`, by which `stop` orders the processes. The program is
-        started again after each death; `on_death` is awaited before that. Until `mark_started` is
-        called, 3 deaths in a row fail the task group with `StartFailed`.
-        """
-        child = ChildProcess(program, self.directory.logs, on_death)
-        self._children.setdefault(service, []).append(child)
-        self._tasks.create_task(child.keep_running(), name=program.name)
-        return child
-
-    def mark_started(self) -> None:
-        """End the starting phase of all processes added so far.
-
-        From now on these are started again however often they die; no `StartFailed` is raised.
-        """
-        for children in self._children.values():
-            for child in children:
-                child.is_starting = False
-
-    async def stop(self) -> None:
-        """Stop all processes, remove the state file, and return when all have ended.
-
-        Gateways are stopped first, then the fleet service, workers, dispatchers, the jobs service,
-        the ledger's export, the admin service and nats-server; the processes of one service are
-        stopped together. Each gets SIGTERM, and SIGKILL if it still runs after its service's
-        `kill_after_seconds`.
-        """
-        for service in DRAIN_SHARES:
-            seconds = self.plan.kill_after_seconds(service)
-            children = self._children.get(service, [])
-            await asyncio.gather(*(child.stop(seconds) for child in children))
-        state_file.remove(self.directory.path)
-
-
 async def _run_services(manager: ProcessManager, models: dict[str, str]) -> None:
     """Start everything, then watch nats-server's health until cancelled."""
     plan, store = manager.plan, manager.directory.nats_store
     program = nats_server.make_program(plan.nats_port, store, plan.accounts.configuration)
     nats = manager.add("nats", program)
     await _start_services(manager, models)
+    async with _connect_supervisor(plan, "millstream-up-fleet") as broker:
+        provider = await _open_provider(manager, broker)
+        shows_key = sys.stdout.isatty()  # a service manager's journal is no place for it
+        text = render_ready_message(plan, manager.directory, shows_key=shows_key)
+        print(text, flush=True)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_watch_nats(manager, nats), name="nats watchdog")
+            if provider:
+                tasks.create_task(provider.run(), name="machines")
+
+
+async def _watch_nats(manager: ProcessManager, nats: ChildProcess) -> None:
+    plan, store = manager.plan, manager.directory.nats_store
     async with connect_health(plan.nats_url, plan.accounts.file(UserClass.SYSTEM)) as health:
         await restart_when_unhealthy(nats, health, store, plan.kill_after_seconds("nats"))
+
+
+async def _open_provider(manager: ProcessManager, broker: Broker) -> ProcessProvider | None:
+    """Return what starts and ends machines; None, and no machine is left, without `[fleet]`."""
+    await declaration.wait_for_stream(broker, topology.FLEET)
+    if manager.plan.settings.fleet is None:
+        await withdraw_machines(broker)
+        return None
+    await sync_clock(broker)
+    announce = partial(_announce_death, manager.plan)
+    provider = ProcessProvider(broker, manager, announce)
+    await provider.open()
+    return provider
+
+
+def _connect_supervisor(plan: LaunchPlan, name: str) -> AbstractAsyncContextManager[Broker]:
+    files = ConnectionFiles(creds=plan.accounts.file(UserClass.SUPERVISOR))
+    return connect(plan.nats_url, name, files)
 
 
 async def _start_services(manager: ProcessManager, models: dict[str, str]) -> None:
@@ -154,8 +143,6 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
         manager.add("worker", program, partial(_announce_death, plan, program.name))
     await _wait_until_ready(plan)
     manager.mark_started()
-    shows_key = sys.stdout.isatty()  # a service manager's journal, or CI's log, is no place for it
-    print(render_ready_message(plan, directory, shows_key=shows_key), flush=True)
 
 
 async def _wait_until_admin_is_ready(plan: LaunchPlan) -> None:
@@ -170,11 +157,10 @@ async def _wait_until_admin_is_ready(plan: LaunchPlan) -> None:
 
 async def _announce_death(plan: LaunchPlan, worker: str) -> None:
     """Announce a worker's death, so that others take over its requests at once."""
-    files = ConnectionFiles(creds=plan.accounts.file(UserClass.SUPERVISOR))
     try:
         async with (
             asyncio.timeout(ANNOUNCE_SECONDS),
-            connect(plan.nats_url, "millstream-up", files) as broker,
+            _connect_supervisor(plan, "millstream-up") as broker,
         ):
             await broker.store(subjects.GONE, worker.encode(), repeats=True)
     except (
@@ -191,7 +177,10 @@ async def _wait_until_ready(plan: LaunchPlan) -> None:
 
 
 async def _is_ready(plan: LaunchPlan) -> bool:
-    """Return True once the gateway is ready and knows a worker for each model."""
+    """Return True once the gateway is ready and knows a worker for each model.
+
+    With a table `[fleet]` it has to know the models alone.
+    """
     url = urlsplit(plan.gateway_url)
     probe = partial(
         health_probe.send_probe,
@@ -200,11 +189,14 @@ async def _is_ready(plan: LaunchPlan) -> bool:
         seconds=PROBE_SECONDS,
         uses_tls=url.scheme == "https",
     )
-    answer = await probe("/readyz")
-    if answer is None or not answer.is_healthy:
-        return False
+    if not plan.settings.fleet:
+        answer = await probe("/readyz")
+        if answer is None or not answer.is_healthy:
+            return False
     listed = await probe("/v1/models", api_key=plan.api_key)
     if listed is None or not listed.is_healthy:
         return False
     workers = {card["id"]: card["workers"] for card in json.loads(listed.text)["data"]}
+    if plan.settings.fleet:  # whose plan may want no machine yet
+        return workers.keys() >= set(plan.models)
     return all(workers.get(model) for model in plan.models)

@@ -32,6 +32,7 @@ CONTROL_STREAMS = frozenset(
         topology.AUDIT,
         topology.ROLLUPS,
         topology.CHECKPOINTS,
+        topology.FLEET,
         REGISTRY,
         TENANTS,
         KEYS,
@@ -451,6 +452,9 @@ def _supervisor(make: _Rights) -> list[Right]:
     return [
         *make.everyone(),
         *make.publishes(BrokerAccount.WORK, "tell of a dead worker", subjects.GONE),
+        *make.keeps("its machines", topology.FLEET, subjects.FLEET_MACHINES),
+        *make.sees(topology.FLEET),
+        *make.hears(BrokerAccount.CONTROL, "wanted machines", subjects.FLEET_PLAN_CHANGED),
     ]
 
 
@@ -473,6 +477,7 @@ def _admin(make: _Rights) -> list[Right]:
         *make.writes(KEYS, "keys"),
         *make.writes(ACCOUNTS, "tenants' accounts"),
         *make.writes(PRICES, "prices"),
+        *make.writes(topology.FLEET, "wanted machines", subjects.FLEET_PLAN),
         *make.writes(LEASES, "lead"),
         *make.writes(topology.AUDIT, "what was changed"),
         *(r for b in decided for r in make.hears(BrokerAccount.CONTROL, "changes", _changes(b))),

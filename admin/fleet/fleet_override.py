@@ -1,0 +1,14 @@
+"""How many machines an operator wants of one type for one model, until when. Pure."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class FleetOverride(BaseModel):
+    """A number of machines by hand; `expires_at` is epoch seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str
+    model: str
+    count: int
+    expires_at: float

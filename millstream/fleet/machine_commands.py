@@ -1,0 +1,95 @@
+"""The commands `millstream fleet types`, `fleet machines` and `fleet set`."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+
+from millstream.admin.admin_client import JsonBody, admin_client
+from millstream.admin.console_output import make_console, print_json_lines
+from millstream.admin.fitted_table import Column, FittedTable
+from millstream.fleet.machine_settings import FleetSetSettings, MachinesSettings, TypesSettings
+
+_TYPE_COLUMNS = (
+    Column("type", "name", least=8),
+    Column("price/h", is_number=True),
+    Column("currency"),
+    Column("boot s", is_number=True),
+    Column("stock", is_number=True),
+    Column("quota", is_number=True),
+    Column("spot"),
+    Column("machines", is_number=True),
+)
+_MACHINE_COLUMNS = (
+    Column("id", "name", least=10),
+    Column("type"),
+    Column("model"),
+    Column("state"),
+    Column("since"),
+    Column("crashes", is_number=True),
+    Column("until"),
+    Column("reason", "text"),
+)
+
+
+async def list_types(settings: TypesSettings, stop: asyncio.Event) -> None:
+    """Print the machine types of the table `[fleet]`; raises as `AdminClient.call`."""
+    async with admin_client(settings) as admin:
+        types = (await admin.call("fleet.show"))["types"]
+    if settings.as_json:
+        print_json_lines(types)
+    else:
+        make_console().print(FittedTable(_TYPE_COLUMNS, [_type_cells(each) for each in types]))
+
+
+async def list_machines(settings: MachinesSettings, stop: asyncio.Event) -> None:
+    """Print the machines that are wanted or there; raises as `AdminClient.call`."""
+    async with admin_client(settings) as admin:
+        machines = (await admin.call("fleet.show"))["machines"]
+    if settings.as_json:
+        print_json_lines(machines)
+    else:
+        cells = [_machine_cells(each) for each in machines]
+        make_console().print(FittedTable(_MACHINE_COLUMNS, cells))
+
+
+async def set_machines(settings: FleetSetSettings, stop: asyncio.Event) -> None:
+    """Have so many machines of a type wanted for a model, and print their ids.
+
+    Raises as `AdminClient.call`: also if there is no such type or model.
+    """
+    async with admin_client(settings) as admin:
+        answer = await admin.call(
+            "fleet.set",
+            name=settings.type,
+            model=settings.model,
+            count=settings.count,
+            seconds=settings.within,
+        )
+    if settings.as_json:
+        print(json.dumps(answer))
+    else:
+        names = ", ".join(answer["machines"]) or "none"
+        until = _format_time(answer["expires_at"])
+        print(f"{answer['model']} on {answer['type']} until {until}: {names}")
+
+
+def _type_cells(kind: JsonBody) -> list[str]:
+    names = ("name", "price_per_hour", "currency", "boot_seconds", "stock", "quota")
+    facts = ["any" if kind[name] is None else f"{kind[name]}" for name in names]
+    return [*facts, "yes" if kind["spot"] else "no", str(kind["machines"])]
+
+
+def _machine_cells(machine: JsonBody) -> list[str]:
+    return [
+        *(machine[name] for name in ("id", "type", "model", "state")),
+        _format_time(machine["created_at"]),
+        str(machine["crashes"]),
+        _format_time(machine["expires_at"]),
+        machine["reason"],
+    ]
+
+
+def _format_time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

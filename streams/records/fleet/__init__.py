@@ -1,0 +1,7 @@
+"""The fleet's machines in the bucket `fleet`: what is wanted, and what its provider has.
+
+machine_types  a kind of machine that can be had (pure)
+fleet_plan     the machines that are wanted, by id (pure)
+machine_list   the provider's own list of machines, written before it acts (pure)
+fleet_store    reads and changes both by compare-and-set
+"""
