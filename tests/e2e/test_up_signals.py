@@ -1,187 +1,39 @@
-"""`millstream up` with a table `[fleet]`: workers are started as machines that a plan wants."""
+"""`millstream up` with a table `[fleet]`: the fleet service tells its signals."""
 
 import json
-import os
-import subprocess
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.e2e.test_up_fleet import fleet_up, want
+from tests.support.millstream_up import MillstreamUp, run_millstream, wait_until
 
-from tests.support.millstream_up import (
-    KEY,
-    MillstreamUp,
-    command_line,
-    is_gone,
-    run_millstream,
-    wait_until,
-)
-
-TABLE = """
-[fleet.types.small]
-price_per_hour = 0.6
-boot_seconds = 1.5
-stock = 2
-[fleet.types.spot]
-price_per_hour = 0.2
-spot = true
-notice_seconds = 2
-reclaim_after_seconds = 10
-"""
-SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
-@contextmanager
-def fleet_up(home: Path, *words: str) -> Iterator[MillstreamUp]:
-    home.mkdir(exist_ok=True)
-    config = home / "fleet.toml"
-    config.write_text(TABLE)
-    own = ("--config", str(config), "--model", "mock", "--api-key", KEY)
-    with MillstreamUp(home, *own, *words) as up:
-        yield up.wait_until_ready()
+def read_signals(up: MillstreamUp) -> dict[str, Any]:
+    """What the command prints; nothing while nobody answers it."""
+    found = run_millstream("fleet", "signals", "--json", "--data-dir", str(up.home / "data"))
+    return json.loads(found.stdout) if found.returncode == 0 else {}
 
 
-def fleet(up: MillstreamUp, *words: str) -> list[Any]:
-    """What a `millstream fleet` command prints: an object a line."""
-    done = run_millstream("fleet", *words, "--json", "--data-dir", str(up.home / "data"))
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def types_of(report: dict[str, Any]) -> list[str]:
+    models = report.get("models", [])
+    return [pool["type"] for model in models for pool in model["pools"]]
 
 
-def states(up: MillstreamUp) -> dict[str, str]:
-    return {machine["id"]: machine["state"] for machine in fleet(up, "machines")}
-
-
-def want(up: MillstreamUp, kind: str, count: int) -> list[str]:
-    """Want so many machines; the ids of those."""
-    (answer,) = fleet(up, "set", kind, str(count), "--model", "mock")
-    return list(answer["machines"])
-
-
-def ask(up: MillstreamUp, **body: Any) -> HTTPResponse:
-    request = urllib.request.Request(
-        f"{up.url}/v1/completions",
-        data=json.dumps({"model": "mock", "prompt": "the old mill", **body}).encode(),
-        headers={"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
-    )
-    answer: HTTPResponse = urllib.request.urlopen(request, timeout=60)
-    return answer
-
-
-def workers(up: MillstreamUp) -> int:
-    """How many workers of the model the gateway knows."""
-    request = urllib.request.Request(f"{up.url}/v1/models")
-    request.add_header("Authorization", f"Bearer {KEY}")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return sum(card["workers"] for card in json.load(answer)["data"])
-
-
-def text(answer: bytes) -> str:
-    return str(json.loads(answer)["choices"][0]["text"])
-
-
-def streamed_text(lines: list[bytes]) -> str:
-    events = [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: {")]
-    chunks = [choice for event in events for choice in json.loads(event)["choices"]]
-    return "".join(choice["text"] for choice in chunks)
-
-
-def test_a_machine_boots_joins_serves_and_drains(tmp_path: Path) -> None:
-    """Nothing runs that nobody wants; a third machine of a type with two is out of stock."""
+def test_a_fleet_service_is_started_and_stopped_beside_the_others(tmp_path: Path) -> None:
+    """It knows the workers by their type, and the gateway."""
     with fleet_up(tmp_path) as up:
-        assert (up.pids("worker"), states(up)) == ([], {})
-        names = want(up, "small", 3)
-        wait_until(lambda: list(states(up).values()).count("running") == 2, SECONDS)
-        by_name = states(up)
-        assert [by_name[name] for name in names] == ["running", "running", "out_of_stock"]
-        created = {m["id"]: m["changed_at"] - m["created_at"] for m in fleet(up, "machines")}
-        assert all(created[name] >= 1.5 for name in names[:2])
-        with ask(up, max_tokens=4) as answer:
-            assert json.load(answer)["usage"]["completion_tokens"] == 4
-        assert want(up, "small", 1) == names[:1]
-        wait_until(lambda: states(up) == {names[0]: "running"}, SECONDS)
-        assert "child_died" not in up.output.read_text()
-        assert len(up.pids("worker")) == 1
+        want(up, "small", 1)
+        wait_until(lambda: types_of(read_signals(up)) == ["small"], PATIENCE_SECONDS)
+        assert len(read_signals(up)["gateways"]) == 1
         assert up.stop() == 0
 
 
-def test_a_spot_machine_is_taken_back_without_the_loss_of_a_token(tmp_path: Path) -> None:
-    """Two seconds of notice are enough to hand a stream over, byte for byte."""
-    with fleet_up(tmp_path, "--mock-itl-ms", "30") as up:
-        (spot,) = want(up, "spot", 1)
-        wait_until(lambda: workers(up), SECONDS)
-        want(up, "small", 1)  # which has to boot: the stream begins on the spot machine
-        with ask(up, max_tokens=400, stream=True) as stream:
-            lines = [stream.readline()]
-            wait_until(lambda: states(up)[spot] == "reclaimed", SECONDS)
-            lines += stream.readlines()
-        with ask(up, max_tokens=400) as answer:
-            assert streamed_text(lines) == text(answer.read())
-
-
-def test_a_killed_supervisor_starts_nothing_twice_and_reaps_what_is_left(tmp_path: Path) -> None:
-    """Its own list says what it had; a worker that outlived it would serve as another's twin."""
-    with fleet_up(tmp_path) as up:
-        names = want(up, "small", 2)
-        wait_until(lambda: set(states(up).values()) == {"running"}, SECONDS)
-        before = {m["id"]: m["created_at"] for m in fleet(up, "machines")}
-    creds = tmp_path / f"data/broker/users/{names[0]}.creds"
-    environment = {**os.environ, "MILLSTREAM_ID": names[0], "MILLSTREAM_NATS_CREDS": str(creds)}
-    with subprocess.Popen(["sleep", "600"], env=environment) as leftover:
-        with fleet_up(tmp_path) as up:
-            assert leftover.wait(SECONDS) == -9
-            wait_until(lambda: len(up.pids("worker")) == 2, SECONDS)
-            assert {m["id"]: m["created_at"] for m in fleet(up, "machines")} == before
-            with ask(up, max_tokens=4) as answer:
-                assert json.load(answer)["usage"]["completion_tokens"] == 4
-
-
-def test_a_machine_whose_worker_dies_gets_another(tmp_path: Path) -> None:
-    """The machine is the same; that it has crashed is seen."""
-    with fleet_up(tmp_path) as up:
-        want(up, "small", 1)
-        wait_until(lambda: up.pids("worker"), SECONDS)
-        (pid,) = up.pids("worker")
-        os.kill(pid, 9)
-        wait_until(lambda: is_gone(pid) and up.pids("worker"), SECONDS)
-        wait_until(lambda: [m["crashes"] for m in fleet(up, "machines")] == [1], SECONDS)
-        assert "millstream worker" in command_line(up.pids("worker")[0])
-
-
-def test_workers_and_a_fleet_exclude_each_other(tmp_path: Path) -> None:
-    """Whoever gives a number would not understand why there are none."""
-    config = tmp_path / "fleet.toml"
-    config.write_text(TABLE)
-    done = run_millstream("up", "--config", str(config), "--workers", "2")
-    assert done.returncode == 2
-    assert "--workers is given beside a table [fleet]" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("memry = 1", "fleet.types.small.memry: unknown key; did you mean memory?"),
-        ("boot_seconds = -1", "fleet.types.small.boot_seconds: "),
-        ("notice_seconds = 5", "notice_seconds is for types with `spot = true`"),
-        ("", "fleet.types.small.price_per_hour: "),
-    ],
-)
-def test_a_table_that_does_not_parse_stops_the_start(tmp_path: Path, line: str, told: str) -> None:
-    """With its line, so that nothing is bought by mistake."""
-    config = tmp_path / "fleet.toml"
-    price = "price_per_hour = 1" if line else ""
-    config.write_text(f"[fleet.types.small]\n{price}\n{line}\n")
-    done = run_millstream("up", "--config", str(config), "--model", "mock")
-    assert done.returncode == 2
-    assert told in done.stderr
-
-
-def test_without_a_table_there_is_no_fleet(mock_up: MillstreamUp) -> None:
-    """And a sentence that says how to have one."""
-    done = run_millstream("fleet", "types", "--data-dir", str(mock_up.home / "data"))
-    assert done.returncode == 1
-    assert "there is no fleet" in done.stderr
+def test_without_a_table_the_command_says_what_is_missing(mock_up: MillstreamUp) -> None:
+    """Nobody asked for a fleet, so none runs."""
+    data = str(mock_up.home / "data")
+    found = run_millstream("fleet", "signals", "--data-dir", data)
+    assert found.returncode == 1
+    assert "with a table [fleet]" in found.stderr
+    assert mock_up.pids("millstream fleet") == []

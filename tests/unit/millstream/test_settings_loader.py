@@ -85,8 +85,9 @@ def test_tenants_come_from_tables_of_the_file() -> None:
 
 
 def test_a_table_may_be_there_or_not() -> None:
-    """Even an empty one: that it is there says that a fleet service is wanted."""
-    for text, is_there in (("", False), ("[fleet]", True)):
+    """That it is there says that machines are started as a plan wants them."""
+    table = "[fleet.types.small]\nprice_per_hour = 1"
+    for text, is_there in (("", False), (table, True)):
         write(text)
         settings = load_settings(UpSettings, {}, {})
         assert isinstance(settings, UpSettings)
@@ -116,7 +117,8 @@ def test_a_table_is_of_the_file_alone() -> None:
         ("port = ", "cannot read millstream.toml"),
         ("config = 'x.toml'", "millstream.toml: config: unknown key"),
         ("[tenants.'>']", "millstream.toml: tenants.>"),
-        ("[fleet]\nprovidr = 'x'", "millstream.toml: fleet.providr: unknown key"),
+        ("[fleet]", "millstream.toml: fleet.types: Field required"),
+        ("[fleet]\nprovidr = 'x'\n[fleet.types]", "millstream.toml: fleet.providr: unknown key"),
         ("fleet = true", "millstream.toml: fleet: Input should be a valid dictionary"),
     ],
 )

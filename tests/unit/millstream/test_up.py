@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from millstream.settings_loader import load_settings
 from millstream.up import model_registration, nats_server
 from millstream.up.broker_accounts import BrokerAccounts, mint_accounts
 from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
-from millstream.up.fleet_table import FleetTable
+from millstream.up.fleet_table import FleetTable, MachineTypeTable
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
@@ -141,7 +142,8 @@ def test_workers_are_told_apart_and_serve_every_model(plan_of: PlanOf) -> None:
 def test_a_fleet_service_runs_where_there_is_a_table_for_it(plan_of: PlanOf) -> None:
     """Without one nobody asked for a fleet; its metrics port comes after the jobs service's."""
     assert plan_of().fleet_programs() == []
-    (program,) = plan_of(metrics_port=9100, fleet=FleetTable()).fleet_programs()
+    table = FleetTable(types={"small": MachineTypeTable(price_per_hour=Decimal(1))})
+    (program,) = plan_of(metrics_port=9100, fleet=table).fleet_programs()
     assert program.command[-1] == "fleet"
     assert program.environment["MILLSTREAM_METRICS_PORT"] == "9105"
     assert program.environment["MILLSTREAM_NATS_CREDS"].endswith("fleet.creds")
