@@ -140,31 +140,26 @@ class Broker(ReconnectingClient):
                 f"NATS at {self.url} has a max_payload of {self.max_payload} bytes: set it to "
                 f"1MB, or to {MIN_MAX_PAYLOAD} at least"
             )
-        answer = await self._ask_about_jetstream()
-        if orjson.loads(answer or b"{}").get("error", {}).get("err_code") in _NO_JETSTREAM:
-            raise self._no_jetstream()
-
-    async def _ask_about_jetstream(self) -> bytes | None:
-        """Return the answer to `$JS.API.INFO`; None if there is none, so that the first call tells.
-
-        A server that has just started lets users in before it has all that their account imports.
-        """
         for seconds in _READ_SECONDS:
-            try:
-                return (await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)).data
-            except nats.errors.NoRespondersError:
-                if not self._user_class:
-                    break
-                await asyncio.sleep(seconds)
-            except (nats.errors.Error, TimeoutError, OSError, NotPermitted):
-                return None
-        raise self._no_jetstream()
-
-    def _no_jetstream(self) -> BrokerMisconfigured:
-        return BrokerMisconfigured(
+            if not await self._is_without_jetstream():
+                return
+            if not self._user_class:
+                break
+            await asyncio.sleep(seconds)  # one that has just started may not have all accounts yet
+        raise BrokerMisconfigured(
             f"NATS at {self.url} has JetStream disabled: start nats-server with --jetstream, or "
             "with a `jetstream` block in its configuration, and enable it for this account"
         )
+
+    async def _is_without_jetstream(self) -> bool:
+        """Ask once; False if there is no answer, so that the first call tells."""
+        try:
+            answer = await self._client.request("$JS.API.INFO", timeout=STORE_SECONDS)
+        except nats.errors.NoRespondersError:
+            return True
+        except (nats.errors.Error, TimeoutError, OSError, NotPermitted):
+            return False
+        return orjson.loads(answer.data).get("error", {}).get("err_code") in _NO_JETSTREAM
 
     async def publish(
         self,
