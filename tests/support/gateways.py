@@ -282,6 +282,10 @@ class RunningGateway:
         except (OSError, asyncio.IncompleteReadError):
             return False
 
+    async def knows_key(self) -> bool:
+        """Whether the gateway has been told of its tenants."""
+        return (await self.request("GET", "/v1/models")).status == 200
+
     async def metric(self, name: str) -> float:
         """The value of a metric without labels."""
         text = (await self.request("GET", "/metrics", key=None)).body.decode()
