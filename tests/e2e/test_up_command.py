@@ -386,7 +386,7 @@ def test_what_is_no_model_is_said_before_anything_starts(
         ("models list", "mock"),
         ("models show mock", "default_version"),
         ("dead list", "request"),
-        ("usage", "tokens"),
+        ("usage", "quotas"),
         ("why --tenant default", "A new request would wait"),
     ],
 )

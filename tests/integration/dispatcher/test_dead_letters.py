@@ -46,14 +46,20 @@ async def a_bad_worker(nats_url: str) -> AsyncIterator[list[int]]:
         seen.append(delivery.num_delivered)
         tasks.create_task(delivery.nak())
 
-    beat = Heartbeat("bad", "mock", "1", 4, 1000, 0, 0, 4, 1000, 0, 0.0)
+    async def announce() -> None:
+        """Until somebody gives it work: whoever leads later has not heard the first time."""
+        beat = Heartbeat("bad", "mock", "1", 4, 1000, 0, 0, 4, 1000, 0, 0.0)
+        while not seen:
+            await broker.publish(subjects.fleet("mock", "bad"), beat.pack())
+            await asyncio.sleep(0.1)
+
     async with connect_worker(nats_url, "bad") as broker, asyncio.TaskGroup() as tasks:
         await declaration.declare_consumer(broker, topology.WORK, consumer)
         pull = PullLoop(broker, topology.WORK, consumer.durable_name, lambda: 1, take)
-        pulling = tasks.create_task(pull.run())
-        await broker.publish(subjects.fleet("mock", "bad"), beat.pack())
+        working = [tasks.create_task(pull.run()), tasks.create_task(announce())]
         yield seen
-        pulling.cancel()
+        for task in working:
+            task.cancel()
 
 
 async def given_up(c: BrokerClient) -> bool:

@@ -100,7 +100,7 @@ async def has_leader(cell: AccountsCell) -> bool:
 async def places_streams(client: Client, replicas: int) -> bool:
     """Return whether servers that have just started have a leader, and know each other."""
     config = StreamConfig("PROBE", storage=StorageType.MEMORY, num_replicas=replicas)
-    with suppress(nats.errors.Error, APIError):
+    with suppress(nats.errors.Error, APIError, TimeoutError):  # JetStream may not answer yet
         await client.jetstream().add_stream(config)
         return await client.jetstream().delete_stream("PROBE")
     return False
