@@ -67,6 +67,9 @@ class Attacker:
         self.effects, self.reached = [], {}
 
     async def note(self, message: Msg) -> None:
+        answers = self.client._resp_sub_prefix  # to `ask`, which leaves out what it said itself
+        if answers and message.subject.startswith(answers.decode()):
+            return
         headers = "\n".join(f"{k}: {v}" for k, v in (message.headers or {}).items())
         self.received.add(message.subject.encode(), headers.encode(), message.data)
 
