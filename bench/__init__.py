@@ -10,5 +10,6 @@ engine_alone, chunked_prefill, gpu         our engine by itself
 backlog, quota_cost, abusive_clients       dispatcher, quotas and gateway at their limits
 autobahn                                   Autobahn's suite (`python -m bench.autobahn`)
 live, simulation, simulate                 scheduling: on running processes, and on a virtual clock
-bench_command, raw_websockets, synthetic_models, machine_info, reporting   what measurements use
+bench_command, raw_websockets, synthetic_models, machine_info, reporting, daily_results   what
+                                           measurements use
 """

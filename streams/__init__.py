@@ -6,6 +6,7 @@ headers             the envelope: headers of a request and of its work
 messages            payloads and records in msgpack: Request, token log records, Heartbeat, Pressure
 errors              every error a caller can meet, with its code and HTTP status
 topology            streams and consumers as data
+delivery_reply      reply subjects of deliveries, parsed
 signals             cancel, drain and gone: their bodies, checked before they are obeyed
 usage_accounts, prefix_hashes, quota_windows  pure arithmetic that services share
 logprob_token_text  texts of tokens that are a part of a character, as OpenAI spells them

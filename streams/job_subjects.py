@@ -14,7 +14,7 @@ _TRY = "try-"
 
 
 class JobOperation(StrEnum):
-    """What a producer asks of a gateway about its batches."""
+    """Operations on batches that a producer may ask a gateway for."""
 
     BEGIN = "begin"
     ADD = "add"

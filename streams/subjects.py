@@ -678,31 +678,6 @@ def parse_admin(subject: str) -> str:
     return subject.removeprefix(f"{PREFIX}.admin.")
 
 
-def parse_ack_subject(reply: str) -> tuple[int, int]:
-    """Return a delivery's number and its message's sequence in the stream.
-
-    `reply` is the delivery's reply subject (ADR-15). The number is how often the message has been
-    delivered, this delivery included. Raises IndexError or ValueError for any other subject.
-    """
-    fields = _ack_fields(reply)
-    return int(fields[4]), int(fields[5])
-
-
-def parse_ack_time(reply: str) -> float:
-    """Return when a delivered message was stored, in epoch seconds, by its reply subject (ADR-15).
-
-    Raises IndexError or ValueError for any other subject.
-    """
-    return int(_ack_fields(reply)[7]) / 1e9
-
-
-def _ack_fields(reply: str) -> list[str]:
-    fields = reply.split(".")
-    if len(fields) > 9:  # $JS.ACK.<domain>.<account>.<stream>.<consumer>.…, maybe a token more
-        fields = fields[:2] + fields[4:]
-    return fields
-
-
 ALL_REPLAYS = f"{PREFIX}.replay.*"
 ALL_REQUESTS = f"{PREFIX}.request.>"
 ALL_WORK = f"{PREFIX}.work.>"

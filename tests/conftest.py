@@ -44,7 +44,7 @@ stall_watch = StallWatch()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
-    """What a test missed while the machine stood still is no verdict: `--only-rerun` runs it again.
+    """Tell failures during a stall of the machine from others: `--only-rerun` runs these again.
 
     Any other error than of an expectation or a timeout is one however slow the machine is.
     """

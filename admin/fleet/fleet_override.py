@@ -1,4 +1,4 @@
-"""How many machines an operator wants of one type for one model, until when. Pure."""
+"""An operator's override: a number of machines of one type for one model, with an end. Pure."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -16,7 +16,7 @@ from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.workers.fleet import Fleet
 from dispatcher.workers.placed_requests import InFlightRequest, PlacedRequests, Stage, StrandedWork
 from dispatcher.workers.prefix_routing import Placement, PlacementRequest, PrefixRouter
-from streams import subjects
+from streams.delivery_reply import DeliveryReply
 from streams.headers import Envelope
 from streams.messages import Heartbeat, LedgerRecord, Pressure
 from streams.subjects import ANY, PoolKey, Priority
@@ -140,7 +140,7 @@ class ModelState:
         self.prefix_router.apply_heartbeat(beat)
         self._update_capacity()
         for reply in beat.taken:
-            if flight := self._by_seq.get(subjects.parse_ack_subject(reply)[1]):
+            if flight := self._by_seq.get(DeliveryReply.parse(reply).seq):
                 flight.holder, flight.reply = beat.worker, reply
         for seq, generated in beat.progress:
             if flight := self._by_seq.get(seq):

@@ -8,7 +8,7 @@ from streams.messages import Pressure, ServiceTime
 
 @dataclass(frozen=True)
 class AcceptedRate:
-    """What arrives in a second and is accepted: requests, prompt tokens, and expected output."""
+    """Accepted arrivals per second: requests, prompt tokens, and expected output tokens."""
 
     requests: float
     prompt_tokens: float

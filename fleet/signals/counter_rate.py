@@ -28,12 +28,12 @@ class CounterRate:
 
     @property
     def last_at(self) -> float:
-        """When the last values were heard; there must be some."""
+        """Time of the last values, of which there must be some."""
         return self._values[-1][0]
 
     @property
     def growth(self) -> tuple[float, ...] | None:
-        """By how much each counter has grown over the window; None before the second value."""
+        """Growth of each counter over the window; None before the second value."""
         if len(self._values) < 2:
             return None
         (_, first), (_, last) = self._values[0], self._values[-1]
@@ -41,7 +41,7 @@ class CounterRate:
 
     @property
     def per_second(self) -> tuple[float, ...] | None:
-        """How much each counter has grown in a second; None before the second value."""
+        """Growth of each counter per second; None before the second value."""
         growth = self.growth
         seconds = self._values[-1][0] - self._values[0][0] if growth else 0.0
         return tuple(each / seconds for each in growth) if growth and seconds > 0 else None

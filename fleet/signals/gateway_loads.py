@@ -1,4 +1,4 @@
-"""How busy each gateway is, by its beats. Pure."""
+"""Load of each gateway, measured by its beats. Pure."""
 
 from fleet.signals.counter_rate import CounterRate
 from fleet.signals.signal_report import GatewaySignals

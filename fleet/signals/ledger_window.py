@@ -32,12 +32,12 @@ class PriorityCounts(NamedTuple):
 
     @property
     def refused_for_capacity(self) -> int:
-        """How many were refused that more workers would have served."""
+        """Number of refused requests that more workers would have served."""
         return sum(self.refused[code] for code in CAPACITY_CODES)
 
     @property
     def mean_queue_seconds(self) -> float | None:
-        """How long those that ended in one attempt had waited; None if there are none."""
+        """Mean queue time of requests that ended in one attempt; None if there are none."""
         count = self.measured["queue_count"]
         return self.measured["queue_ms"] / count / 1000 if count else None
 

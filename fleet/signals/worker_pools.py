@@ -1,4 +1,4 @@
-"""What the workers of each model version and machine type hold, by their last heartbeats. Pure."""
+"""Load of the workers by model version and machine type, from their last heartbeats. Pure."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby

@@ -25,7 +25,7 @@ def _check_pair(pair: str) -> str:
 
 
 class BatchOptionSettings(BatchSettings):
-    """How a new batch is to run, and what is noted of it."""
+    """Settings of a new batch: its time window and its metadata."""
 
     window: str = Field(
         "24h",
@@ -65,30 +65,25 @@ class BatchOptionSettings(BatchSettings):
         return options
 
 
-class SubmitSettings(BatchOptionSettings):
+class BatchInputSettings(BatchSettings):
+    """Settings of an input for a batch."""
+
+    file: Path = Field(
+        description="file of JSON Lines, one request in each", json_schema_extra=POSITIONAL
+    )
+    endpoint: Endpoint = Field(
+        "/v1/chat/completions",
+        description="endpoint that the requests are for",
+        json_schema_extra=FLAG_ONLY,
+    )
+
+
+class SubmitSettings(BatchOptionSettings, BatchInputSettings):
     """Settings of `millstream batch submit`."""
 
-    file: Path = Field(
-        description="file of JSON Lines, one request in each", json_schema_extra=POSITIONAL
-    )
-    endpoint: Endpoint = Field(
-        "/v1/chat/completions",
-        description="endpoint that the requests are for",
-        json_schema_extra=FLAG_ONLY,
-    )
 
-
-class EstimateSettings(BatchSettings):
+class EstimateSettings(BatchInputSettings):
     """Settings of `millstream batch estimate`."""
-
-    file: Path = Field(
-        description="file of JSON Lines, one request in each", json_schema_extra=POSITIONAL
-    )
-    endpoint: Endpoint = Field(
-        "/v1/chat/completions",
-        description="endpoint that the requests are for",
-        json_schema_extra=FLAG_ONLY,
-    )
 
 
 class ListBatchesSettings(BatchSettings):

@@ -131,7 +131,7 @@ def _as_new_request(envelope: Envelope, record: Replay) -> Envelope:
 
 
 def _explain_item(item: ItemRef) -> str:
-    """Whoever owns a job tries its items again, and each has one result for good."""
+    """Return why a replay of a job's item is refused: the job itself tries it again."""
     return (
         f"it was try {item.attempt} of item {item.index} of {item.job}, which is tried again "
         "there; lines of a batch that have failed for good run by `millstream batch retry`, and a "

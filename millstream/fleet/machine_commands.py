@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from millstream.admin.admin_client import JsonBody, admin_client
@@ -33,23 +34,12 @@ _MACHINE_COLUMNS = (
 
 async def list_types(settings: TypesSettings, stop: asyncio.Event) -> None:
     """Print the machine types of the table `[fleet]`; raises as `AdminClient.call`."""
-    async with admin_client(settings) as admin:
-        types = (await admin.call("fleet.show"))["types"]
-    if settings.as_json:
-        print_json_lines(types)
-    else:
-        make_console().print(FittedTable(_TYPE_COLUMNS, [_type_cells(each) for each in types]))
+    await _list(settings, "types", _TYPE_COLUMNS, _type_cells)
 
 
 async def list_machines(settings: MachinesSettings, stop: asyncio.Event) -> None:
     """Print the machines that are wanted or there; raises as `AdminClient.call`."""
-    async with admin_client(settings) as admin:
-        machines = (await admin.call("fleet.show"))["machines"]
-    if settings.as_json:
-        print_json_lines(machines)
-    else:
-        cells = [_machine_cells(each) for each in machines]
-        make_console().print(FittedTable(_MACHINE_COLUMNS, cells))
+    await _list(settings, "machines", _MACHINE_COLUMNS, _machine_cells)
 
 
 async def set_machines(settings: FleetSetSettings, stop: asyncio.Event) -> None:
@@ -71,6 +61,21 @@ async def set_machines(settings: FleetSetSettings, stop: asyncio.Event) -> None:
         names = ", ".join(answer["machines"]) or "none"
         until = _format_time(answer["expires_at"])
         print(f"{answer['model']} on {answer['type']} until {until}: {names}")
+
+
+async def _list(
+    settings: TypesSettings | MachinesSettings,
+    name: str,
+    columns: Sequence[Column],
+    cells_of: Callable[[JsonBody], list[str]],
+) -> None:
+    """Print the objects under a name of what the admin service tells of the fleet."""
+    async with admin_client(settings) as admin:
+        found = (await admin.call("fleet.show"))[name]
+    if settings.as_json:
+        print_json_lines(found)
+    else:
+        make_console().print(FittedTable(columns, [cells_of(each) for each in found]))
 
 
 def _type_cells(kind: JsonBody) -> list[str]:

@@ -51,7 +51,7 @@ class MachineTypeTable(_Table):
 
     @property
     def worker_settings(self) -> dict[str, object]:
-        """What a worker on such a machine is told beside its type and price, by settings key."""
+        """Settings of a worker on such a machine beside its type and price, by key."""
         names = ("memory", "max_sequences", "kv_tokens", "threads")
         values = {name: getattr(self, name) for name in names}
         return {name: int(value) for name, value in values.items() if value is not None}

@@ -10,8 +10,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from streams.broker.broker_client import Broker
+from streams.delivery_reply import DeliveryReply
 from streams.errors import BrokerMisconfigured, BrokerUnavailable
-from streams.subjects import parse_ack_subject, parse_ack_time
 
 log = structlog.get_logger()
 
@@ -46,8 +46,8 @@ class Delivery:
 
     @property
     def stored_at(self) -> float:
-        """When the message was stored, in epoch seconds."""
-        return parse_ack_time(self.reply)
+        """Time at which the message was stored, in epoch seconds."""
+        return DeliveryReply.parse(self.reply).stored_ns / 1e9
 
     async def ack(self) -> None:
         """Tell the broker that the message is done and must not be delivered again.
@@ -236,6 +236,5 @@ def _status(msg: Msg) -> str | None:
 
 def to_delivery(broker: Broker, msg: Msg) -> Delivery:
     """Return a `Delivery` made of a message that a JetStream consumer has delivered."""
-    num_delivered, seq = parse_ack_subject(msg.reply)
-    headers = msg.headers or {}
-    return Delivery(broker, msg.subject, msg.data, headers, seq, num_delivered, msg.reply)
+    told, headers = DeliveryReply.parse(msg.reply), msg.headers or {}
+    return Delivery(broker, msg.subject, msg.data, headers, told.seq, told.num_delivered, msg.reply)

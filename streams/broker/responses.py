@@ -77,7 +77,7 @@ class StoredMessage:
 
     @property
     def stored_at(self) -> float:
-        """When it was stored, in epoch seconds. KeyError unless a direct get has read it."""
+        """Time of storage, in epoch seconds. KeyError unless a direct get has read it."""
         return datetime.fromisoformat(self.headers[STORED_AT]).timestamp()
 
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from streams import subjects, topology
+from streams.delivery_reply import DeliveryReply
 from streams.messages import Heartbeat
 from streams.prefix_hashes import HASH_BYTES
 from streams.subjects import PoolKey, Priority
 
-_ACKS = ["$JS", "ACK", topology.WORK]
 _LIMIT = 2**53  # of numbers that are exact in every language
 
 
@@ -73,13 +73,11 @@ def _has_sound_values(beat: Heartbeat) -> bool:
 
 def _is_delivery_to(beat: Heartbeat, reply: str) -> bool:
     try:
-        subjects.parse_ack_subject(reply)
+        delivery = DeliveryReply.parse(reply)
     except (ValueError, IndexError):
         return False
-    fields = reply.split(".")
-    if len(fields) > 9:  # as `subjects.parse_ack_subject` has them
-        fields = fields[:2] + fields[4:]
-    return fields[:3] == _ACKS and fields[3] in _consumers(beat.model, beat.version, beat.worker)
+    consumers = _consumers(beat.model, beat.version, beat.worker)
+    return delivery.stream == topology.WORK and delivery.consumer in consumers
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""What the records of a token log say together, and how a request ended. Pure."""
+"""Contents of a token log, and the end of its request. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from streams.messages import Record
 
 @dataclass(frozen=True)
 class RequestEnd:
-    """How a request ended, by its token log or by what was stored of its end beyond that.
+    """End of a request, as its token log or the copy stored beside it tells it.
 
     `attempts` counts the claims of the log, and `version` is that of the last one; 0 and empty if
     no worker had it. `first_output_at` is when the first output came, in epoch milliseconds; 0 if
@@ -86,7 +86,7 @@ class LogContents:
 
     @property
     def end(self) -> RequestEnd | None:
-        """How the request ended; None while the log has no terminal."""
+        """End of the request; None while the log has no terminal."""
         return self.ended_by(self.terminal) if self.terminal else None
 
     def ended_by(self, terminal: Mapping[str, Any]) -> RequestEnd:

@@ -142,7 +142,7 @@ def _paths_of(names: Names) -> list[str]:
 
 
 def _bodies_of(names: Names) -> list[tuple[str, dict[str, str], str]]:
-    """Where ids of others are told in a body: the path, the body, and the id."""
+    """Calls that name others' ids in a body: the path, the body, and the id."""
     file, response = f"file-{names.file}", f"resp_{names.response}"
     batch = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     continued = {"model": MODEL, "input": MARK, "previous_response_id": response}

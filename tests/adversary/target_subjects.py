@@ -90,14 +90,14 @@ def subjects_of(names: Names) -> list[str]:
 
 
 def stored_patterns() -> list[str]:
-    """What streams and buckets store, but for streams of one tenant, with wildcards."""
+    """Subjects of streams and buckets, with wildcards, but for streams of one tenant."""
     configs = topology.stream_configs(Scale(), 1)
     of_streams = [pattern for config in configs for pattern in config.subjects or []]
     return [*of_streams, *(f"$KV.{bucket.removeprefix('KV_')}.>" for bucket in BUCKETS)]
 
 
 def granted_patterns() -> list[str]:
-    """What the table of rights lets some class publish or hear, but for calls of JetStream's API.
+    """Subjects that the table of rights grants to some class, but for JetStream's API.
 
     Those are made for every stream, whoever may make them.
     """
@@ -200,7 +200,7 @@ def _heard(names: Names) -> list[str]:
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether a subject is one of a pattern with wildcards."""
+    """Return True if a pattern with wildcards covers a subject."""
     wide, narrow = pattern.split("."), subject.split(".")
     for number, each in enumerate(wide):
         if each == ">":

@@ -159,7 +159,7 @@ class Victims:
         self._end("batch", said, [expected_text(prompt, SHORT) for prompt in prompts])
 
     async def _ask_by_response(self) -> None:
-        """What is stored of a response is what was answered."""
+        """Ask for a response, and compare what is stored of it with the answer."""
         gateway = self.cell.gateways[self._rounds[4] % len(self.cell.gateways)]
         asked = {"model": MODEL, "input": f"{INPUT} {secrets.token_hex(4)}"}
         async with _http_client(gateway) as client:

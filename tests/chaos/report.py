@@ -1,10 +1,7 @@
 """What runs have shown: a line for each, a table over all, a file for later."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from fcntl import LOCK_EX, flock
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine_info
+from bench.daily_results import add_run
 from bench.reporting import DIRECTORY
 from tests.chaos.checker import RULES, RuleViolation
 from tests.chaos.faults import FAULTS
@@ -94,26 +92,10 @@ def _cells(outcomes: Sequence[Outcome]) -> list[str]:
 def write(outcome: Outcome, directory: Path = DIRECTORY) -> None:
     """Add a run to the file of the day: its figures, what it broke, how to repeat it, the machine.
 
-    The same fault and seed is there once, as it went last. Several processes may write.
+    The same fault and seed is there once, as it went last.
     """
-    path = directory / f"chaos-{datetime.now(UTC):%Y-%m-%d}.json"
-    with path.open("a+") as file:
-        flock(file, LOCK_EX)
-        file.seek(0)
-        before = json.loads(file.read() or '{"runs": []}')["runs"]
-        runs = {_place(run): run for run in [*before, _run(outcome)]}
-        file.truncate(0)
-        file.write(json.dumps(_content([runs[place] for place in sorted(runs)]), indent=1) + "\n")
-
-
-def _content(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "name": "chaos",
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine_info.describe_machine(),
-        "rules": [rule.__name__ for rule in RULES],
-        "runs": runs,
-    }
+    rules = {"rules": [rule.__name__ for rule in RULES]}
+    add_run("chaos", _run(outcome), _place, rules, directory)
 
 
 def _place(run: dict[str, Any]) -> tuple[int, int]:

@@ -46,7 +46,7 @@ def fleet_up(home: Path, *words: str) -> Iterator[MillstreamUp]:
 
 
 def fleet(up: MillstreamUp, *words: str) -> list[Any]:
-    """What a `millstream fleet` command prints: an object a line."""
+    """Objects that a `millstream fleet` command prints, one a line."""
     done = run_millstream("fleet", *words, "--json", "--data-dir", str(up.home / "data"))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -73,7 +73,7 @@ def ask(up: MillstreamUp, **body: Any) -> HTTPResponse:
 
 
 def workers(up: MillstreamUp) -> int:
-    """How many workers of the model the gateway knows."""
+    """Number of workers of the model that the gateway knows."""
     request = urllib.request.Request(f"{up.url}/v1/models")
     request.add_header("Authorization", f"Bearer {KEY}")
     with urllib.request.urlopen(request, timeout=30) as answer:
@@ -153,7 +153,7 @@ def test_a_machine_whose_worker_dies_gets_another(tmp_path: Path) -> None:
 
 
 def test_workers_and_a_fleet_exclude_each_other(tmp_path: Path) -> None:
-    """Whoever gives a number would not understand why there are none."""
+    """A given number would be without effect."""
     config = tmp_path / "fleet.toml"
     config.write_text(TABLE)
     done = run_millstream("up", "--config", str(config), "--workers", "2")

@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 60.0
 
 
 def read_signals(up: MillstreamUp) -> dict[str, Any]:
-    """What the command prints; nothing while nobody answers it."""
+    """Output of the command; nothing while nobody answers it."""
     found = run_millstream("fleet", "signals", "--json", "--data-dir", str(up.home / "data"))
     return json.loads(found.stdout) if found.returncode == 0 else {}
 

@@ -283,7 +283,7 @@ class RunningGateway:
             return False
 
     async def knows_key(self) -> bool:
-        """Whether the gateway has been told of its tenants."""
+        """Return True once the gateway knows its tenants."""
         return (await self.request("GET", "/v1/models")).status == 200
 
     async def metric(self, name: str) -> float:

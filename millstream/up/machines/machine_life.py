@@ -1,4 +1,4 @@
-"""What becomes of each machine of a provider: by the plan, the types and the time. Pure."""
+"""Computes the next state of each machine from the plan, the types and the time. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace

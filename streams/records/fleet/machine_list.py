@@ -11,7 +11,7 @@ from streams.records.fleet.machine_types import MachineType
 
 
 class MachineState(StrEnum):
-    """Where a machine is in its life, or why it has none."""
+    """State of a machine, or the reason why a wanted one does not exist."""
 
     UNKNOWN_TYPE = "unknown_type"  # the provider has no such type
     OUT_OF_STOCK = "out_of_stock"  # the provider has no more of the type

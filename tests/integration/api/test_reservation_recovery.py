@@ -208,7 +208,7 @@ FIELDS = {
 async def test_reservations_that_cannot_be_read_hold_nobody_up(
     left: Left, wrong: dict[str, object]
 ) -> None:
-    """Who may reserve may write anything: no gateway ends, and others' are given back."""
+    """A stolen gateway may write anything there: no gateway ends, and others' are given back."""
     holder = subjects.reservations("forger")
     for forged in (b"adversary", b"\x01", messages.pack(7), messages.pack([{**FIELDS, **wrong}])):
         await left.broker.store(holder, forged)

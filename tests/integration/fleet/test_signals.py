@@ -80,7 +80,7 @@ async def send_all(gateway: RunningGateway) -> None:
 
 
 async def read(broker: Broker) -> dict[str, Any] | None:
-    """What the leader tells; None while there is none."""
+    """Report of the leader; None while there is none."""
     try:
         return await request_signals(broker)
     except FleetNotAnswering:
@@ -170,7 +170,7 @@ async def test_what_is_refused_for_want_of_capacity_is_told_apart(nats_url: str)
 
 
 async def test_workers_are_told_by_type_and_gateways_by_their_load(nats_url: str) -> None:
-    """What heartbeats and beats say, of those that live."""
+    """Only living workers and gateways are reported."""
     async with (
         cell(nats_url) as gateway,
         running(fleet.service, fleet_settings(nats_url)),

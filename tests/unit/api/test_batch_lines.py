@@ -110,7 +110,7 @@ def test_a_failure_has_its_status_and_a_line_that_never_ended_the_batchs() -> No
 
 
 def test_only_a_failure_that_may_pass_is_worth_another_try() -> None:
-    """What ended before any worker began is no try at all."""
+    """A request that ended before any worker began has used no try."""
     error = {"type": "error", "message": "m", "usage": USAGE}
     lost = build_result("j0", 1, 5, [], error | {"code": "work_lost"})
     late = build_result("j0", 1, 5, [], error | {"code": "deadline_exceeded"})

@@ -6,7 +6,7 @@ from fleet.signals.counter_rate import STEPS, CounterRate
 
 
 def test_a_rate_is_known_from_the_second_value_on() -> None:
-    """What was counted before anybody listened has no time."""
+    """Counts from before the first value have no time."""
     rate = CounterRate(60)
     rates = []
     for now, counters in ((100, (500, 9)), (102, (510, 13))):

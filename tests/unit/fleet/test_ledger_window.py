@@ -1,4 +1,4 @@
-"""What ended, was refused and kept its goal, counted exactly over a sliding window."""
+"""Exact counts of ends, refusals and kept goals over a sliding window."""
 
 from collections import Counter
 from dataclasses import replace

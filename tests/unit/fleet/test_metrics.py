@@ -17,7 +17,7 @@ def values(metrics: SignalMetrics) -> dict[tuple[str, ...], float]:
 
 
 def test_what_is_known_is_exported() -> None:
-    """What is not known has no value: 0 would be one."""
+    """An unknown signal has no sample: 0 would be a value."""
     window, metrics = SignalWindow(WINDOW), SignalMetrics()
     assert values(metrics) == {}
     arriving(window, (100, (0, 0, 0)), (102, (4, 400, 80)))

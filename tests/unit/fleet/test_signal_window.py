@@ -119,7 +119,7 @@ def test_whoever_is_silent_is_forgotten() -> None:
 
 
 def test_a_report_is_json_with_the_attainment_of_each_goal() -> None:
-    """What the command prints, and others compute with."""
+    """The command prints it, and programs compute with it."""
     window = SignalWindow(WINDOW)
     window.add_record(ended(), 100)
     told = orjson.loads(window.report(101, GOALS).pack())

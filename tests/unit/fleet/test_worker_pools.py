@@ -47,7 +47,7 @@ def test_a_draining_worker_takes_no_work_and_is_no_full_one() -> None:
 
 
 def test_a_worker_leaves_with_its_last_heartbeat_or_in_silence() -> None:
-    """What it has said counts for three seconds."""
+    """Its last heartbeat counts for three seconds."""
     pools = WorkerPools()
     pools.record(BEAT, 0)
     pools.record(replace(BEAT, worker="w2"), 1)

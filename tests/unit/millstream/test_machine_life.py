@@ -1,4 +1,4 @@
-"""What becomes of each machine, by the plan, the types and the time."""
+"""States of machines by the plan, the types and the time."""
 
 import pytest
 

@@ -30,7 +30,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
 def words_of(service: dict[str, Any]) -> list[str]:
-    """What the command line gets, behind the image's own entrypoint."""
+    """Words of the command line, behind the image's own entrypoint."""
     words: list[str] = service["command"]
     return words
 

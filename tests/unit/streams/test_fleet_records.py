@@ -1,4 +1,4 @@
-"""What is wanted of the fleet and what its provider has: read back as written, and changed."""
+"""Plan and list of machines: read back as written, and changed."""
 
 from dataclasses import replace
 

@@ -53,6 +53,6 @@ def test_what_cannot_be_read_is_none(payload: bytes) -> None:
 
 
 def test_an_answer_of_the_broker_is_none() -> None:
-    """Whoever may read a stored message can have it sent there."""
+    """A stored message can be delivered there by whoever may read it."""
     with pytest.raises(InvalidGatewayBeat):
         parse_gateway_beat(SUBJECT, {"Nats-Stream": "LEDGER"}, BEAT.pack())
