@@ -3,7 +3,7 @@
 100,000 requests go through a whole system while prices change, each service is killed in turn,
 clients repeat requests, records come a second time, and the exporter is killed again and again; or
 nothing of that happens. All differences must be 0. `BENCH_REQUESTS` sends another number of
-requests.
+requests, and `BENCH_LONGEST_ANSWER` is what the longest answers have instead of 30 tokens.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ from tests.support.gateways import HttpResponse, RunningGateway
 T = TypeVar("T")
 REQUESTS = int(os.environ.get("BENCH_REQUESTS", "100000"))
 CONCURRENCY = 64
+LONGEST_ANSWER = int(os.environ.get("BENCH_LONGEST_ANSWER", "30"))  # tokens
 REPEATED = 50  # records that are written a second time, which the broker does not recognise
 AGAIN_EVERY = 100  # requests; each such one is sent once more when it has been answered
 TRIES, PAUSE_SECONDS = 60, 0.5  # of a client whose request is not answered
@@ -60,6 +61,11 @@ SHAPE = ClusterShape(
     quotas=QUOTAS,
     ledger_bytes=max(2**28, 2000 * REQUESTS),  # no request is refused for want of room
 )
+SETTING = {
+    "requests": REQUESTS,
+    "concurrency": CONCURRENCY,
+    "longest_answer": LONGEST_ANSWER,
+}
 _SIDES = ("logs", "counters", "usage", "export", "invoice", "invoice_of_ledger")
 
 
@@ -97,15 +103,14 @@ class Bill(NamedTuple):
 def measure(runs: int, seconds: float) -> None:
     """Measure `runs` times, each on a fresh system, and publish; `seconds` has no effect."""
     found = [asyncio.run(_run(_measure_disturbed)) for _ in range(runs)]
-    setting = {"requests": REQUESTS, "concurrency": CONCURRENCY, "repeated_records": REPEATED}
+    setting = {**SETTING, "repeated_records": REPEATED}
     reporting.publish("ledger", setting, (*_DIFFERENCES, *_DISTURBANCES), found)
 
 
 def measure_undisturbed(runs: int, seconds: float) -> None:
     """Measure without kills, repetitions and changes of prices; `seconds` has no effect."""
     found = [asyncio.run(_run(_measure_undisturbed)) for _ in range(runs)]
-    setting = {"requests": REQUESTS, "concurrency": CONCURRENCY}
-    reporting.publish("ledger-undisturbed", setting, _DIFFERENCES, found)
+    reporting.publish("ledger-undisturbed", SETTING, _DIFFERENCES, found)
 
 
 async def _run(measure_system: Callable[[Cluster, Broker, Path], Awaitable[Run]]) -> Run:
@@ -256,7 +261,7 @@ class _Load:
                     "word " * (number % 40 + 1),
                     key=f"sk-{TENANT}",
                     headers={"Idempotency-Key": f"request-{number}"},
-                    max_tokens=number % 30 + 1,
+                    max_tokens=number % LONGEST_ANSWER + 1,
                 )
             except (OSError, EOFError) as error:
                 self._unanswered[type(error).__name__] += 1
