@@ -290,9 +290,9 @@ def model_card(model: Model, workers: int, name: str | None = None) -> JsonBody:
         "created": model.created,
         "owned_by": MODEL_OWNER,
         "task": model.task,
-        "context_length": model.context_length,
+        "context_length": model.default.context_length,
         "max_output_tokens": model.max_output_tokens,
-        "vocab_size": model.vocab_size,
+        "vocab_size": model.default.vocab_size,
         "workers": workers,
     }
 

@@ -208,8 +208,8 @@ class TokenizerCache:
     ) -> list[int]:
         """Return the token ids of a chat as a prompt that ends where the answer is to begin.
 
-        The model's chat template makes the prompt and writes the special tokens itself, as Hugging
-        Face's templates do. A model without a template gets a plain dialogue, to which the
+        The version's chat template makes the prompt and writes the special tokens itself, as
+        Hugging Face's templates do. A version without one gets a plain dialogue, to which the
         tokeniser adds the special tokens. `options` are more variables for the template. The text
         of a special token in a message, tool or option is encoded as plain text. Raises
         `BadRequest` if the template refuses the messages, and `ArtifactChanged` if the tokeniser's
@@ -222,10 +222,10 @@ class TokenizerCache:
             mark, safe = tokenizer.control_tokens.cut([messages, tools, options])
             safe_messages, safe_tools, safe_options = safe
             text = chat_template.render(
-                model.chat_template, safe_messages, special, safe_tools, safe_options
+                version.chat_template, safe_messages, special, safe_tools, safe_options
             )
             first, *rest = text.split(mark) if mark else [text]
-            (tokens,) = tokenizer.encode([first], special=model.chat_template is None)
+            (tokens,) = tokenizer.encode([first], special=version.chat_template is None)
             return [*tokens, *chain.from_iterable(tokenizer.encode(rest, special=False))]
 
         return await self._run(_count_characters(messages, tools), encode)
@@ -268,21 +268,21 @@ def _count_characters(
     return size + len(str(structured)) if any(structured) else size
 
 
-def check_token_ids(model: Model, tokens: Sequence[int], field: str) -> None:
-    """Raise `TokenOutOfRange` if one of `tokens` is not an id of the model's vocabulary.
+def check_token_ids(model: Model, version: Version, tokens: Sequence[int], field: str) -> None:
+    """Raise `TokenOutOfRange` if one of `tokens` is not an id of the version's vocabulary.
 
     The error names the first such id and `field`, the part of the request that held the ids. Raises
-    `UnsupportedValue` for a model that was registered without a tokeniser, since its vocabulary is
-    not known here; only texts can be sent to such a model.
+    `UnsupportedValue` for a version that was registered without a tokeniser, since its vocabulary
+    is not known here; only texts can be sent to such a version.
     """
-    if not model.has_tokenizer:
+    if not version.has_tokenizer:
         raise UnsupportedValue(
             f"the model {model.name!r} takes texts alone: it is registered without a tokenizer",
             field,
         )
-    if tokens and not 0 <= min(tokens) <= max(tokens) < model.vocab_size:
-        culprit = next(token for token in tokens if not 0 <= token < model.vocab_size)
-        raise TokenOutOfRange(culprit, model.vocab_size, field)
+    if tokens and not 0 <= min(tokens) <= max(tokens) < version.vocab_size:
+        culprit = next(token for token in tokens if not 0 <= token < version.vocab_size)
+        raise TokenOutOfRange(culprit, version.vocab_size, field)
 
 
 def load_tokenizer(model: Model, version: Version) -> Tokenizer:
@@ -293,13 +293,13 @@ def load_tokenizer(model: Model, version: Version) -> Tokenizer:
     if a file is missing on this machine or differs from the registered one, and `ArtifactRefused`
     if it is no tokeniser.
     """
-    if model.engine == "mock" or not model.has_tokenizer:
+    if model.engine == "mock" or not version.has_tokenizer:
         return ByteTokenizer()
     read = cache(partial(_read_json, version))
     is_unary = model.engine in ("embed", "classify")
     settings = read_text_settings(read, model.engine) if is_unary else AS_IT_IS
     content = _read_file(version, TOKENIZER)
-    return FileTokenizer(content, read_special_tokens(read), settings, read, model.vocab_size)
+    return FileTokenizer(content, read_special_tokens(read), settings, read, version.vocab_size)
 
 
 def _read_json(version: Version, path: str) -> Any:

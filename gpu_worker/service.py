@@ -163,7 +163,7 @@ def _build_server(
     own = (settings.id, settings.shards, settings.type or "", settings.price)
     identity = WorkerIdentity(model.name, version.id, *own)
     timeout = settings.engine_timeout_seconds
-    return ModelServer(broker, identity, model.context_length, observe_finished, timeout, meter)
+    return ModelServer(broker, identity, version.context_length, observe_finished, timeout, meter)
 
 
 async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) -> BrokerSubscription:

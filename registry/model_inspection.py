@@ -30,7 +30,7 @@ from registry.checkpoints.tokenizer_files import check_template, check_tokenizer
 from registry.classifier import check_classifier, count_labels
 from registry.generation_config import read_sampling_defaults, warn_of_settings_left_out
 from registry.model_folder import check_model_folder
-from registry.models import EngineKind, Model, Task, Version
+from registry.models import FILE_FACTS, EngineKind, Model, Task, Version
 from registry.sentence_encoder import (
     is_sentence_encoder,
     read_text_settings,
@@ -46,7 +46,7 @@ _WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """Those fields of a model's record that follow from the model's own files."""
+    """Those fields of the records of a model and its version that follow from files."""
 
     engine: EngineKind
     task: Task
@@ -148,14 +148,16 @@ def make_record(directory: Path, name: str, version: str | None = None, **fields
     """Return the record of `model_from` for a directory that `require_servable` has checked."""
     files = hash_files(directory)
     digest = combine_digests(files)
+    described = inspect_model(directory)
     made = Version(
         id=version or digest[:SHORT_DIGEST],
         directory=str(directory.resolve()),
         files=files,
         digest=digest,
+        **{name: value for name, value in vars(described).items() if name in FILE_FACTS},
     )
     return Model(
-        **{**vars(inspect_model(directory)), **fields},
+        **{"engine": described.engine, "task": described.task, **fields},
         name=name,
         versions={made.id: made},
         default_version=made.id,

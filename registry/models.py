@@ -2,9 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from streams import messages
 from streams.subjects import Priority, token
@@ -23,6 +31,15 @@ INHERITED_FIELDS = (
     "default_max_tokens",
     "max_output_tokens",
     "generation_config",
+)
+# What follows from a version's files
+FILE_FACTS = (
+    "context_length",
+    "vocab_size",
+    "embedding_dimensions",
+    "num_labels",
+    "chat_template",
+    "has_tokenizer",
 )
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
 _RESERVED = {
@@ -76,7 +93,7 @@ class LatencyGoals(Record):
 
 
 class Version(Record):
-    """An immutable set of a model's files.
+    """An immutable set of a model's files, with all that follows from them.
 
     `options` are passed to the engine unchanged; `directory` is None for a version without files.
     """
@@ -86,6 +103,20 @@ class Version(Record):
     files: dict[str, str] = {}  # relative path -> sha256 in hex
     digest: str = ""  # sha256 over `files`
     options: dict[str, Any] = {}
+    context_length: int = Field(gt=0)  # tokens of prompt and output together
+    vocab_size: int = Field(gt=0)
+    embedding_dimensions: int | None = Field(default=None, gt=0)
+    num_labels: int | None = Field(default=None, gt=0)
+    chat_template: str | None = None
+    has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, and their tokens are estimated
+
+    def token_count(self, tokens: Sequence[int]) -> int:
+        """Return the number of tokens of a text that was encoded as `tokens`.
+
+        With a tokeniser, that is their number. Without one, `tokens` are the text's UTF-8 bytes,
+        and the number is estimated as a quarter of them, rounded up.
+        """
+        return len(tokens) if self.has_tokenizer else -(-len(tokens) // BYTES_PER_TOKEN)
 
 
 class Model(Record):
@@ -94,22 +125,39 @@ class Model(Record):
     name: ModelName
     engine: EngineKind
     task: Task = "generate"
-    context_length: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    embedding_dimensions: int | None = Field(default=None, gt=0)
-    num_labels: int | None = Field(default=None, gt=0)
     default_max_tokens: int | None = Field(default=None, gt=0)  # None: what is left of the context
     max_output_tokens: int | None = Field(default=None, gt=0)
     versions: dict[str, Version] = Field(min_length=1)
     default_version: str
     goals: dict[Priority, LatencyGoals] = {}
-    chat_template: str | None = None
     # Whether what a request does not say of sampling is as generation_config.json has it
     generation_config: GenerationConfig = "auto"
     prompt_price: float | None = Field(default=None, ge=0)  # of a million prompt tokens
     completion_price: float | None = Field(default=None, ge=0)  # of a million generated tokens
-    has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, and their tokens are estimated
     created: int = Field(default_factory=lambda: int(time.time()))  # epoch seconds
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_versions(cls, data: Any) -> Any:
+        """Give each version of a record what older releases stored with the model alone."""
+        if not isinstance(data, dict) or not isinstance(data.get("versions"), dict):
+            return data
+        facts = {name: data[name] for name in FILE_FACTS if name in data}
+        versions = {
+            name: {**facts, **each} if isinstance(each, dict) else each
+            for name, each in data["versions"].items()
+        }
+        return {**data, "versions": versions}
+
+    @model_serializer(mode="wrap")
+    def _dump(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Tell what follows from the default version's files with the model, too.
+
+        Services of older releases look for it there, and so do people.
+        """
+        found: dict[str, Any] = dump(self)
+        default = found.get("versions", {}).get(self.default_version, {})
+        return found | {name: default[name] for name in FILE_FACTS if name in default}
 
     @model_validator(mode="after")
     def _has_its_default(self) -> "Model":
@@ -123,18 +171,14 @@ class Model(Record):
         """The version that serves requests that do not name a version."""
         return self.versions[self.default_version]
 
+    def find_version(self, version_id: str) -> Version:
+        """Return the version with this id; the default one if there is none, or no longer."""
+        return self.versions.get(version_id, self.default)
+
     @property
     def price(self) -> Price:
         """The price of each prompt and each generated token; 0 where the record has none."""
         return Price.per_million(self.prompt_price or 0.0, self.completion_price or 0.0)
-
-    def token_count(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens of a text that was encoded as `tokens`.
-
-        With a tokeniser, that is their number. Without one, `tokens` are the text's UTF-8 bytes,
-        and the number is estimated as a quarter of them, rounded up.
-        """
-        return len(tokens) if self.has_tokenizer else -(-len(tokens) // BYTES_PER_TOKEN)
 
 
 class Adapter(Record):
@@ -174,18 +218,26 @@ class Alias(Record):
     version: ModelName | None = None
 
 
+class Target(NamedTuple):
+    """Model, version and adapter that a request asks for; `adapter` None: the plain model."""
+
+    model: Model
+    version: Version
+    adapter: Adapter | None = None
+
+
 def mock_model(name: str = "mock", *, context_length: int = 8192, **options: float) -> Model:
     """Return the record of a model of the mock engine, which needs no weights.
 
     Its tokens are UTF-8 bytes, so n ASCII letters are n tokens. It never ends by itself, so an
     answer whose request names no limit has 256 tokens.
     """
-    version = Version(id=MOCK_VERSION, options=options)
+    version = Version(
+        id=MOCK_VERSION, options=options, context_length=context_length, vocab_size=256
+    )
     return Model(
         name=name,
         engine="mock",
-        context_length=context_length,
-        vocab_size=256,
         default_max_tokens=256,
         versions={version.id: version},
         default_version=version.id,

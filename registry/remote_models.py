@@ -89,15 +89,15 @@ def remote_model(
         files=files,
         digest=digest,
         options={**server.options, "context_length": length},
+        context_length=length,
+        vocab_size=_vocabulary_size(tokenizer) if tokenizer else BYTE_VOCABULARY,
+        has_tokenizer=tokenizer is not None,
+        chat_template=read_chat_template(tokenizer) if tokenizer else None,
     )
     return Model(
         name=name,
         engine="remote",
         task=task,
-        context_length=length,
-        vocab_size=_vocabulary_size(tokenizer) if tokenizer else BYTE_VOCABULARY,
-        has_tokenizer=tokenizer is not None,
-        chat_template=read_chat_template(tokenizer) if tokenizer else None,
         versions={made.id: made},
         default_version=made.id,
     )

@@ -1,11 +1,10 @@
 """Registry: models, adapters and aliases in the KV bucket `registry`, as a live view."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from registry.kv_records import KvRecords
 from registry.kv_view import OPEN_SECONDS, Declares, never
-from registry.models import INHERITED_FIELDS, Adapter, Alias, Model, Version
+from registry.models import INHERITED_FIELDS, Adapter, Alias, Model, Target, Version
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError, ModelNotFound
 from streams.subjects import escape
@@ -34,14 +33,6 @@ class VersionExists(MillstreamError):
             f"version {version!r} of {model!r} exists with other files; name a new one"
         )
         self.model, self.version = model, version
-
-
-class Target(NamedTuple):
-    """Model, version and adapter that a request asks for; `adapter` None: the plain model."""
-
-    model: Model
-    version: Version
-    adapter: Adapter | None = None
 
 
 class Registry(KvRecords[Model | Alias | Adapter]):

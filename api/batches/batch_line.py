@@ -209,7 +209,8 @@ def _completion_body(
     model: Model,
     created: int,
 ) -> openai_bodies.JsonBody:
-    parser = make_tool_parser(body, model, result.request_id)
+    version = model.find_version(result.version)
+    parser = make_tool_parser(body, version, result.request_id)
     end, logprobs = result.to_terminal(), result.logprobs or []
     choice = endpoint.choice_of(body, parser, 0, result.text, end, logprobs)
     return endpoint.build_body(result.request_id, body.model, created, [choice], result.usage)

@@ -114,11 +114,15 @@ class InputEstimator:
         if model.task != "generate":
             return 0
         body = line.body
-        default = model.default_max_tokens or model.context_length
+        default = model.default_max_tokens or model.default.context_length
         if line.url == "/v1/completions":
             default = COMPLETION.default_max_tokens or default
         told = body.get("max_completion_tokens") or body.get("max_tokens")
-        limits = (model.context_length, model.max_output_tokens, self._tenant.max_output_tokens)
+        limits = (
+            model.default.context_length,
+            model.max_output_tokens,
+            self._tenant.max_output_tokens,
+        )
         wanted = told if isinstance(told, int) and told > 0 else default
         return min(wanted, *(limit for limit in limits if limit is not None))
 
@@ -133,7 +137,8 @@ def answer_bytes(line: BatchLine, model: Model, tokens: int) -> int:
         return tokens * (TOKEN_BYTES + LOGPROB_BYTES * (1 + told))
     inputs = body.get("input", body.get("documents"))
     count = len(inputs) if isinstance(inputs, list) else 1
-    return count * 4 * max(model.embedding_dimensions or 1, model.num_labels or 1, 16)
+    version = model.default
+    return count * 4 * max(version.embedding_dimensions or 1, version.num_labels or 1, 16)
 
 
 def _number(told: Any) -> int:

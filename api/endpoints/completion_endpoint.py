@@ -17,7 +17,7 @@ from api.tool_calls import (
     detect_format,
     forced_function_format,
 )
-from registry.models import Model
+from registry.models import Version
 from streams.messages import Record
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; chats have the model's
@@ -133,18 +133,18 @@ CHAT = CompletionEndpoint(
 )
 
 
-def make_tool_parser(body: CompletionBody, model: Model, request_id: str) -> ToolParser | None:
+def make_tool_parser(body: CompletionBody, version: Version, request_id: str) -> ToolParser | None:
     """Return what finds tool calls in a choice's text; None if the body offers no tools."""
     if not isinstance(body, ChatRequest) or not body.offered_tools:
         return None
-    call_format = _tool_call_format(body, model)
+    call_format = _tool_call_format(body, version)
     assert call_format, "checked on admission"
     parallel = body.parallel_tool_calls is not False
     return ToolParser(call_format, request_id, parallel, body.offered_names)
 
 
-def _tool_call_format(body: ChatRequest, model: Model) -> ToolCallFormat | None:
-    """The format in which the model writes tool calls for this body."""
+def _tool_call_format(body: ChatRequest, version: Version) -> ToolCallFormat | None:
+    """The format in which the version writes tool calls for this body."""
     if isinstance(body.tool_choice, NamedToolChoice):
         return forced_function_format(body.tool_choice.name)
-    return FORCED_CALLS if body.forces_tools else detect_format(model.chat_template)
+    return FORCED_CALLS if body.forces_tools else detect_format(version.chat_template)

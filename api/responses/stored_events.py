@@ -11,9 +11,13 @@ from registry.models import Model
 from streams.records.jobs.item_results import ItemResult
 
 
-def make_events(head: ResponseHead, model: Model | None) -> ResponseEvents:
-    """Return what makes the events of a response that `model` answers, None if that is gone."""
-    parser = make_tool_parser(to_chat(head.body), model, head.id) if model else None
+def make_events(head: ResponseHead, model: Model | None, version: str = "") -> ResponseEvents:
+    """Return what makes the events of a response that `model` answers, None if that is gone.
+
+    `version` is the id of the version that has answered; empty if nobody knows yet.
+    """
+    chat = to_chat(head.body)
+    parser = make_tool_parser(chat, model.find_version(version), head.id) if model else None
     return ResponseEvents(head, parser)
 
 
@@ -30,7 +34,7 @@ def iterate_events(events: ResponseEvents, result: ItemResult) -> Iterator[list[
 
 def result_object(head: ResponseHead, model: Model | None, result: ItemResult) -> JsonBody:
     """Return the whole `response` object of a response that has its result."""
-    events, end = make_events(head, model), ResponseEnd.from_result(result)
+    events, end = make_events(head, model, result.version), ResponseEnd.from_result(result)
     events.chunk(sum(count for count, _ in result.chunks), result.text, result.logprobs)
     events.end(end)
     return response_object(head, end, events.output)

@@ -16,7 +16,7 @@ from api.submission.request_limits import (
 )
 from api.submission.submission_record import Submission
 from api.tokenizer import TokenizerCache, check_token_ids
-from registry.models import Adapter, Model, Version
+from registry.models import Model, Target, Version
 from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenant_records import Tenant
@@ -43,6 +43,7 @@ class ValidatedRequest:
     tenant: Tenant
     submission: Submission
     model: Model
+    version: Version  # for which it is tokenised
     lane: Lane
     pinned_version: str
     packed: PackedRequest
@@ -124,26 +125,34 @@ class SubmissionValidator:
         `ArtifactChanged` if the model's tokeniser cannot be read on this machine.
         """
         started_at = time.monotonic()
-        model, version, adapter = self._resolve(tenant, submission)
+        target = self._resolve(tenant, submission)
+        model, version, adapter = target
         seconds = self._deadlines.deadline_seconds(submission)
-        check_tools(submission, model)
-        await self._check_sampling(model, submission)
+        check_tools(submission, model, version)
+        await self._check_sampling(model, version, submission)
         if submission.query is None:
             encoded, splits = await self._encode(model, version, submission), list[int]()
         else:
             encoded, splits = await self._encode_pairs(model, version, submission)
         choices = submission.split_choices()
-        adapter_ref = adapter.ref if adapter else None
-        packed = [
-            pack_request(each, model, tenant, encoded, splits, adapter_ref) for each in choices
-        ]
+        packed = [pack_request(each, target, tenant, encoded, splits) for each in choices]
         _check_size(packed[0], self._broker.max_payload - headers.MAX_HEADER_BYTES)
         lane = Lane(tenant.name, model.name, submission.priority)
         pinned_version = _pinned_version(submission.model, model, version)
         name, price = adapter.name if adapter else "", self._prices.entry_for(model)
         return [
             ValidatedRequest(
-                tenant, choice, model, lane, pinned_version, each, seconds, started_at, name, price
+                tenant,
+                choice,
+                model,
+                version,
+                lane,
+                pinned_version,
+                each,
+                seconds,
+                started_at,
+                name,
+                price,
             )
             for choice, each in zip(choices, packed, strict=True)
         ]
@@ -155,28 +164,28 @@ class SubmissionValidator:
         """
         model, version, _ = self._resolve(tenant, submission)
         check_task(submission, model)
-        check_tools(submission, model)
+        check_tools(submission, model, version)
         (prompt,) = await self._encode(model, version, submission)
-        return model.token_count(prompt)
+        return version.token_count(prompt)
 
-    def _resolve(
-        self, tenant: Tenant, submission: Submission
-    ) -> tuple[Model, Version, Adapter | None]:
+    def _resolve(self, tenant: Tenant, submission: Submission) -> Target:
         """Return what serves the submission's model; raises unless the key allows it."""
-        model, version, adapter = self._registry.resolve_target(submission.model)
+        target = self._registry.resolve_target(submission.model)
         if tenant.key and not tenant.key.allows_model(
-            submission.model, model.name, is_adapter=adapter is not None
+            submission.model, target.model.name, is_adapter=target.adapter is not None
         ):
             raise ModelNotAllowed(submission.model)
-        return model, version, adapter
+        return target
 
-    async def _check_sampling(self, model: Model, submission: Submission) -> None:
+    async def _check_sampling(self, model: Model, version: Version, submission: Submission) -> None:
         """Raise `TokenOutOfRange` for a wrong token, `BadGrammar` for a wrong grammar."""
         sampling = submission.sampling
         if sampling.logit_bias:
-            check_token_ids(model, [token for token, _ in sampling.logit_bias], "logit_bias")
+            check_token_ids(
+                model, version, [token for token, _ in sampling.logit_bias], "logit_bias"
+            )
         if sampling.stop_token_ids:
-            check_token_ids(model, sampling.stop_token_ids, "stop_token_ids")
+            check_token_ids(model, version, sampling.stop_token_ids, "stop_token_ids")
         if sampling.grammar:
             await self._grammars.check(sampling.grammar, submission.grammar_field)
 
@@ -191,7 +200,9 @@ class SubmissionValidator:
         texts = [each for each in inputs if isinstance(each, str)]
         ids = [each for each in inputs if not isinstance(each, str)]
         for tokens in ids:
-            check_token_ids(model, tokens, "prompt" if submission.kind == "generate" else "input")
+            check_token_ids(
+                model, version, tokens, "prompt" if submission.kind == "generate" else "input"
+            )
         return ids or await self._tokenizers.encode_texts(model, version, texts)
 
     async def _encode_pairs(

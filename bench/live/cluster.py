@@ -16,7 +16,7 @@ from typing import Any
 from millstream.bench.cpu_usage import OWN_PROCESS, MeasuredProcess
 from millstream.bench.http_connection import get_json
 from millstream.bench.load_client import GatewayAddress, Unreachable
-from registry.models import LatencyGoals, Model, Version, mock_model
+from registry.models import LatencyGoals, Model, mock_model
 from registry.store import Registry
 from simulation.step_model import StepModel
 from streams.base_settings import ENV_PREFIX
@@ -25,6 +25,7 @@ from streams.subjects import Priority
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 from tests.support.ports import free_port
+from tests.support.versions import make_version
 
 MODEL = "mock"
 STEPPED, MOCK = "bench.live.stepped_worker", "millstream"
@@ -54,10 +55,10 @@ class ClusterShape:
     @property
     def model(self) -> Model:
         """The model to register, with the engine's options and the latency goal."""
-        version = Version(id="1", options=dict(self.options))
+        version = make_version(options=dict(self.options), context_length=1 << 15)
         goals = {Priority.STANDARD: LatencyGoals(time_to_first_token_ms=self.goal_ms)}
         update = {"versions": {version.id: version}, "goals": goals if self.goal_ms else {}}
-        return mock_model(MODEL, context_length=1 << 15).model_copy(update=update)
+        return mock_model(MODEL).model_copy(update=update)
 
 
 def engine_options(model: StepModel) -> dict[str, object]:

@@ -15,7 +15,7 @@ from gateway.admission.submitter import (
 )
 from gateway.replies.log_subscription import LogSubscription, Sink
 from gateway.replies.relay import Relay
-from registry.models import Model
+from registry.models import Model, Version
 from registry.tenant_records import Tenant
 from streams import messages
 from streams.broker.retry import broker_timeout
@@ -33,6 +33,7 @@ class Ticket:
 
     request_id: str
     model: Model
+    version: Version  # for which it was tokenised
     subscription: LogSubscription
     admit_ms: float
     prompt_tokens: int
@@ -68,7 +69,13 @@ class ClientRequests:
         admit_ms = (time.monotonic() - validated.started_at) * 1000
         count = validated.packed.prompt_tokens
         return Ticket(
-            claim.request_id, validated.model, subscription, admit_ms, count, claim.is_first
+            claim.request_id,
+            validated.model,
+            validated.version,
+            subscription,
+            admit_ms,
+            count,
+            claim.is_first,
         )
 
     async def check_key_known(self, tenant: str, key: str) -> None:

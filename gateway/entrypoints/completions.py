@@ -106,7 +106,7 @@ def _build_choice(
     index: int,
     output: ChoiceOutput,
 ) -> JsonBody:
-    parser = make_tool_parser(body, ticket.model, ticket.request_id)
+    parser = make_tool_parser(body, ticket.version, ticket.request_id)
     text = "".join(output.texts)
     return answer_format.choice_of(body, parser, index, text, output.last, output.logprobs)
 
@@ -138,7 +138,7 @@ class CompletionStream:
     def _choice_events(
         self, answer_format: AnswerFormat, ticket: Ticket, index: int
     ) -> completion_events.AnswerEvents:
-        parser = make_tool_parser(self._body, ticket.model, ticket.request_id)
+        parser = make_tool_parser(self._body, ticket.version, ticket.request_id)
         request_id = self._request.ticket.request_id
         head = AnswerHead(request_id, self._created, ticket.prompt_tokens, index)
         return answer_format.start_events(self._body, parser, head)

@@ -205,7 +205,9 @@ def _adapter_kind(adapter: Adapter) -> str:
 
 
 def _summary(model: Model) -> str:
-    return f"{model.engine}, {len(model.default.files)} files, context {model.context_length}"
+    return (
+        f"{model.engine}, {len(model.default.files)} files, context {model.default.context_length}"
+    )
 
 
 def _table(models: list[JsonBody]) -> FittedTable:

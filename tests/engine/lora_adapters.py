@@ -15,8 +15,9 @@ from registry.lora_inspection import adapter_from
 from registry.models import Model, Version
 from streams.messages import AdapterRef, Sampling
 from tests.engine import tiny_models
+from tests.support.versions import make_version
 
-BASE = Version(id="1")
+BASE = make_version(context_length=tiny_models.CONTEXT, vocab_size=tiny_models.VOCABULARY)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -25,8 +26,6 @@ def base(version: Version = BASE) -> Model:
     return Model(
         name="base",
         engine="transformers",
-        context_length=tiny_models.CONTEXT,
-        vocab_size=tiny_models.VOCABULARY,
         versions={version.id: version},
         default_version=version.id,
     )

@@ -10,6 +10,7 @@ from gpu_worker.settings import WorkerSettings
 from registry.artifact_verification import hash_files
 from registry.models import Model, Version
 from tests.engine.tiny_models import CONTEXT, VOCABULARY, model, save
+from tests.support.versions import make_version
 
 
 @pytest.fixture
@@ -17,12 +18,16 @@ def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Model, 
     monkeypatch.setenv("MILLSTREAM_CACHE_DIR", str(tmp_path / "cache"))
     directory = save(model("llama"), tmp_path / "llama")
     files = hash_files(directory)
-    version = Version(id="1", directory=str(directory), digest="d1", files=files)
+    version = make_version(
+        directory=str(directory),
+        digest="d1",
+        files=files,
+        context_length=CONTEXT,
+        vocab_size=VOCABULARY,
+    )
     record = Model(
         name="tiny",
         engine="transformers",
-        context_length=CONTEXT,
-        vocab_size=VOCABULARY,
         versions={"1": version},
         default_version="1",
     )

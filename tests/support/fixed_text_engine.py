@@ -17,6 +17,7 @@ from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways
 from tests.support.services import always, dispatcher_settings, running, worker_settings
+from tests.support.versions import with_facts
 
 CHARACTERS_PER_STEP = 3  # a step says so many: whatever matters is cut somewhere
 FAILING_SEED = 7  # a sequence with this seed fails at the end of its text
@@ -101,11 +102,10 @@ async def fixed_text_gateway(
     """A gateway with everything behind it; its one model `mock` says `text`."""
     here = (engine.__module__, engine.load.__qualname__)
     monkeypatch.setitem(factory.ENGINES, "mock", here)
-    model = mock_model().model_copy(update={"chat_template": template})
-    version = model.default.model_copy(update={"options": {"text": text}})
+    model = with_facts(mock_model(), chat_template=template, options={"text": text})
     async with connect(nats_url, "test") as broker:
         registry = await Registry.open(broker, declares=always)
-        await registry.add_model(model.model_copy(update={"versions": {version.id: version}}))
+        await registry.add_model(model)
         await registry.close()
     async with (
         gateways(nats_url) as (gateway,),

@@ -18,7 +18,7 @@ import dispatcher.service
 import gateway.service
 import gpu_worker.service
 from gateway.settings import GatewaySettings
-from registry.models import MOCK_VERSION, Model, Version, mock_model
+from registry.models import Model, mock_model
 from registry.store import Registry
 from streams.accounts.access import UserClass
 from streams.base_settings import TenantSettings
@@ -34,6 +34,7 @@ from tests.support.services import (
     service_settings,
     worker_settings,
 )
+from tests.support.versions import make_version
 
 KEY, OTHER_KEY = "sk-acme", "sk-other"
 JSON, MSGPACK = "millstream.v1.json", "millstream.v1.msgpack"
@@ -50,14 +51,11 @@ def tenants(**acme: Any) -> dict[str, TenantSettings]:
 
 def vectors_model() -> Model:
     """A mock model that embeds."""
-    version = Version(id=MOCK_VERSION, options=QUICK)
+    version = make_version(options=QUICK, context_length=512, embedding_dimensions=8)
     return Model(
         name="vectors",
         engine="mock",
         task="embed",
-        context_length=512,
-        vocab_size=256,
-        embedding_dimensions=8,
         versions={version.id: version},
         default_version=version.id,
     )

@@ -16,7 +16,7 @@ from admin.settings import AdminSettings
 from dispatcher.settings import DispatcherSettings
 from gpu_worker.settings import WorkerSettings
 from jobs.settings import JobsSettings
-from registry.models import Model, Version, mock_model
+from registry.models import Model, mock_model
 from registry.store import Registry
 from streams import messages, prefix_hashes, subjects, topology
 from streams.accounts.access import UserClass
@@ -31,6 +31,7 @@ from streams.subjects import Lane, LogAddress, PoolKey, Priority
 from streams.topology import Scale
 from tests.support.accounts_server import connect, process_files, process_settings, worker_pins
 from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.versions import make_version
 
 ROUTE = "test"
 MAX_QUEUED = 100_000
@@ -247,7 +248,7 @@ async def opened_registry(broker: Broker) -> AsyncIterator[Registry]:
 
 def model_with_versions(*ids: str, **mock: Any) -> Model:
     """A mock model with several versions, the first of which is the default."""
-    made = {name: Version(id=name, options=mock) for name in ids}
+    made = {name: make_version(name, options=mock) for name in ids}
     update = {"versions": made, "default_version": ids[0]}
     return mock_model().model_copy(update=update)
 

@@ -146,8 +146,8 @@ class _Answer:
 
     def __init__(self, head: ResponseHead, chat: ChatRequest, fanout: ChoiceFanout) -> None:
         self._head, self._fanout = head, fanout
-        model = fanout.ticket.model
-        self._events = ResponseEvents(head, make_tool_parser(chat, model, head.id))
+        version = fanout.ticket.version
+        self._events = ResponseEvents(head, make_tool_parser(chat, version, head.id))
 
     async def respond_whole(self) -> Response:
         """Return the response object; raises `Ended` if the request failed."""

@@ -53,8 +53,8 @@ class StoredStream:
         self._model = find_model(context.registry, self._head)
         self._live = self._make_events()
 
-    def _make_events(self) -> ResponseEvents:
-        return make_events(self._head, self._model)
+    def _make_events(self, version: str = "") -> ResponseEvents:
+        return make_events(self._head, self._model, version)
 
     async def run(self, request: Request, principal: Principal) -> None:
         """Send all events that the client does not have, and return when the stream has ended.
@@ -108,7 +108,7 @@ class StoredStream:
         return False
 
     async def _send_result(self, result: ItemResult) -> None:
-        for number, events in enumerate(iterate_events(self._make_events(), result)):
+        for number, events in enumerate(iterate_events(self._make_events(result.version), result)):
             await self._writer.write(events)
             if not number % _BREATH_CHUNKS:
                 await asyncio.sleep(0)

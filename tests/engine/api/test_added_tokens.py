@@ -13,9 +13,10 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from api.tokenizer import load_tokenizer
 from registry.artifact_verification import ArtifactRefused, combine_digests, hash_files, json_reader
 from registry.model_inspection import model_from
-from registry.models import Model, Version, mock_model
+from registry.models import Model, mock_model
 from registry.tokenizer.added_tokens import load_tokenizer as load_library
 from registry.tokenizer.added_tokens import read_end_id
+from tests.support.versions import make_version
 
 VOCABULARY = 300
 BYTES = 256
@@ -89,8 +90,13 @@ def write(directory: Path, files: dict[str, Any], *known: AddedToken | str) -> P
 
 def model_in(directory: Path, vocab_size: int = VOCABULARY) -> Model:
     files = hash_files(directory)
-    version = Version(id="1", directory=str(directory), files=files, digest=combine_digests(files))
-    fields = {"engine": "transformers", "vocab_size": vocab_size, "versions": {"1": version}}
+    version = make_version(
+        directory=str(directory),
+        files=files,
+        digest=combine_digests(files),
+        vocab_size=vocab_size,
+    )
+    fields = {"engine": "transformers", "versions": {"1": version}}
     return Model.model_validate({**mock_model().model_dump(), **fields})
 
 
@@ -168,7 +174,7 @@ def test_byte_order_marks_do_no_harm_where_files_are_read_here(tmp_path: Path) -
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text("\ufeff" + (tmp_path / name).read_text())
     model = model_from(tmp_path, "m")
-    assert model.chat_template == "T"
+    assert model.default.chat_template == "T"
     assert load_tokenizer(model, model.default).encode([END], special=False) == [[BYTES]]
 
 

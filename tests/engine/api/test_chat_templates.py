@@ -15,6 +15,7 @@ from api.tokenizer import TokenizerCache
 from registry.artifact_verification import combine_digests, hash_files
 from registry.models import Model, Version
 from registry.tokenizer.chat_templates import read_chat_template
+from tests.support.versions import make_version
 
 CHATML = """{% for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}
@@ -112,15 +113,18 @@ async def test_a_chats_token_ids_are_those_of_transformers(directory: Path) -> N
 
 def model_of(directory: Path, template: str | None) -> tuple[Model, Version]:
     files = hash_files(directory)
-    version = Version(id="1", directory=str(directory), files=files, digest=combine_digests(files))
+    version = make_version(
+        directory=str(directory),
+        files=files,
+        digest=combine_digests(files),
+        vocab_size=json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]["|"],
+        chat_template=template,
+    )
     model = Model(
         name="m",
         engine="transformers",
-        context_length=64,
-        vocab_size=json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]["|"],
         versions={"1": version},
         default_version="1",
-        chat_template=template,
     )
     return model, version
 

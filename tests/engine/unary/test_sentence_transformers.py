@@ -75,7 +75,7 @@ def ours(directory: Path) -> np.ndarray:
     inputs = load_tokenizer(model, model.default).encode(TEXTS, special=True)
     results = run_to_end(EmbedEngine.load(directory), [Sequence("a", inputs=inputs)])
     found = np.stack([np.frombuffer(v, "<f4") for v in results.terminals["a"].vectors or []])
-    assert found.shape[1] == model.embedding_dimensions
+    assert found.shape[1] == model.default.embedding_dimensions
     return found
 
 

@@ -12,11 +12,12 @@ from structlog.testing import capture_logs
 from admin.http_server import listen
 from api.wrong_keys import BURST
 from millstream.admin.admin_client import AdminRefused, HttpAdminClient, list_all
-from registry.models import Adapter, Version, mock_model
+from registry.models import Adapter, Model, mock_model
 from streams.base_settings import TenantSettings
 from streams.errors import http_status
 from tests.support.admins import ADMIN_KEY, running_admin
 from tests.support.gateways import HttpResponse, RunningGateway
+from tests.support.versions import make_version, with_facts
 
 GARBAGE = [b"", b"{", b"[]", b"null", b"\xff", b'"x"', b'{"name": {}}', b"[" * 100_000]
 
@@ -29,7 +30,7 @@ async def client(nats_url: str) -> AsyncIterator[HttpAdminClient]:
 
 
 def record(name: str = "m", *versions: str) -> dict[str, Any]:
-    made = {id: Version(id=id) for id in versions or ("1",)}
+    made = {id: make_version(id) for id in versions or ("1",)}
     first = next(iter(made))
     model = mock_model(name).model_copy(update={"versions": made, "default_version": first})
     return model.model_dump(mode="json")
@@ -223,8 +224,8 @@ async def test_a_list_goes_on_where_a_page_ends(client: HttpAdminClient) -> None
         False,
     )
     for name in ("a", "b"):
-        large = record(name) | {"chat_template": "x" * 300_000}
-        await client.call("models.put", name=name, model=large)
+        large = with_facts(Model.model_validate(record(name)), chat_template="x" * 150_000)
+        await client.call("models.put", name=name, model=large.model_dump(mode="json"))
     page = await client.call("models.list")
     assert ([m["name"] for m in page["data"]], page["has_more"]) == (["a"], True)
     assert len(await list_all(client, "models.list")) == 2

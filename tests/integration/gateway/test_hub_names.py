@@ -6,13 +6,14 @@ from urllib.parse import quote
 import pytest
 from nats.aio.msg import Msg
 
-from registry.models import Version, mock_model
+from registry.models import mock_model
 from registry.store import Registry
 from streams import subjects
 from streams.subjects import Lane, Priority
 from tests.support.accounts_server import connect, producer_client
 from tests.support.eventually import eventually
 from tests.support.gateways import QUICK, RunningGateway, cell_with_model
+from tests.support.versions import make_version
 
 NAME = "A" * 30 + "/" + "Ab.C_d-" * 9 + "XX"  # 96 characters, the most that the Hub takes
 VERSION = "V" * 128
@@ -21,7 +22,7 @@ VERSION = "V" * 128
 @pytest.mark.parametrize(("name", "version"), [(NAME, VERSION), ("語" * 85, "本" * 85)])
 async def test_the_longest_names_are_served(nats_url: str, name: str, version: str) -> None:
     """Escaped, they are longer than JetStream lets a consumer's name be."""
-    made = Version(id=version, options=QUICK)
+    made = make_version(version, options=QUICK)
     update = {"versions": {version: made}, "default_version": version}
     model = mock_model(name).model_copy(update=update)
     async with cell_with_model(nats_url, model) as gateway:

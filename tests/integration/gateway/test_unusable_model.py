@@ -7,11 +7,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from registry.artifact_verification import combine_digests, hash_files
-from registry.models import Model, Version, mock_model
+from registry.models import Model, mock_model
 from registry.store import Registry
 from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.gateways import cell
+from tests.support.versions import make_version
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, "vocab_size": 9}
 
@@ -19,7 +20,9 @@ CONFIG = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64, 
 def registered(directory: Path, name: str) -> Model:
     """The record of whatever is in the directory, which `model_from` would refuse."""
     files = hash_files(directory)
-    version = Version(id="1", directory=str(directory), files=files, digest=combine_digests(files))
+    version = make_version(
+        "1", directory=str(directory), files=files, digest=combine_digests(files)
+    )
     fields = {"name": name, "engine": "transformers", "versions": {"1": version}}
     return Model.model_validate({**mock_model().model_dump(), **fields, "default_version": "1"})
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from registry.models import Adapter, Model, Version, mock_model
+from registry.models import Adapter, Model, mock_model
 from registry.store import NameTaken, Registry, VersionExists
 from streams.broker.broker_client import Broker
 from streams.errors import BrokerUnavailable, ModelNotFound, PayloadTooLarge
@@ -14,6 +14,7 @@ from tests.support.accounts_server import connect
 from tests.support.eventually import eventually
 from tests.support.nats_server import NatsServer
 from tests.support.services import always
+from tests.support.versions import make_version, with_facts
 
 
 @asynccontextmanager
@@ -32,7 +33,7 @@ async def registry_at(url: str) -> AsyncIterator[Registry]:
 
 
 def model(name: str, version: str, digest: str = "d") -> Model:
-    made = Version(id=version, digest=digest)
+    made = make_version(version, digest=digest)
     fields = mock_model(name).model_dump() | {"versions": {version: made}}
     return Model.model_validate(fields | {"default_version": version})
 
@@ -267,7 +268,7 @@ async def test_opening_without_a_broker_ends_in_an_error(nats_server: NatsServer
 async def test_a_record_that_nats_does_not_carry_is_refused(nats_url: str) -> None:
     """NATS would close the connection of whoever sends it."""
     async with connect(nats_url, "a") as broker, registry_of(broker) as registry:
-        large = mock_model("large").model_copy(update={"chat_template": "x" * 1_100_000})
+        large = with_facts(mock_model("large"), chat_template="x" * 1_100_000)
         with pytest.raises(PayloadTooLarge, match="larger than the limit"):
             await registry.add_model(large)
         await registry.add_model(mock_model("small"))

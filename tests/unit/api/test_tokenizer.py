@@ -19,6 +19,7 @@ from registry.artifact_verification import (
 )
 from registry.models import Model, Version, mock_model
 from streams.errors import TokenOutOfRange
+from tests.support.versions import make_version, with_facts
 
 MOCK = mock_model()
 
@@ -46,8 +47,9 @@ def words(tmp_path: Path) -> Model:
 
 def model_in(directory: Path, engine: str = "transformers") -> Model:
     files = hash_files(directory)
-    version = Version(id="1", directory=str(directory), files=files, digest=combine_digests(files))
-    fields = {"engine": engine, "vocab_size": 3, "versions": {"1": version}}
+    digest = combine_digests(files)
+    version = make_version(directory=str(directory), files=files, digest=digest, vocab_size=3)
+    fields = {"engine": engine, "versions": {"1": version}}
     return Model.model_validate({**MOCK.model_dump(), **fields})
 
 
@@ -97,7 +99,7 @@ async def test_a_template_sees_the_tokenisers_special_tokens(
 ) -> None:
     """Both ways in which configurations spell a token, and none for those that are null."""
     template = "{{ bos_token }}|{{ pad_token }}|{{ messages[0].content }}"
-    model = words.model_copy(update={"chat_template": template})
+    model = with_facts(words, chat_template=template)
     seen = await made.encode_chat(model, model.default, [{"role": "user", "content": "a"}])
     assert [seen] == await made.encode_texts(words, words.default, ["<s>||a"])
 
@@ -110,7 +112,7 @@ async def test_control_tokens_in_a_message_are_text(made: TokenizerCache, tmp_pa
     library.add_special_tokens(["<eot>"])
     library.save(str(tmp_path / "tokenizer.json"))
     template = "{% for m in messages %}{{ m.content }} <eot> {% endfor %}"
-    model = model_in(tmp_path).model_copy(update={"chat_template": template})
+    model = with_facts(model_in(tmp_path), chat_template=template)
 
     async def tokens_of(content: str) -> list[int]:
         messages = [{"role": "user", "content": content}]
@@ -215,7 +217,7 @@ async def test_short_texts_do_not_wait_for_long_ones(made: TokenizerCache, words
 def test_a_token_outside_the_vocabulary_is_named(tokens: list[int], words: Model) -> None:
     """One such id would end a whole batch in the engine."""
     with pytest.raises(TokenOutOfRange, match=str(tokens[-1])) as refused:
-        check_token_ids(words, tokens, "prompt")
+        check_token_ids(words, words.default, tokens, "prompt")
     assert refused.value.field == "prompt"
-    check_token_ids(words, [0, 2], "prompt")
-    check_token_ids(words, [], "prompt")
+    check_token_ids(words, words.default, [0, 2], "prompt")
+    check_token_ids(words, words.default, [], "prompt")

@@ -12,8 +12,9 @@ from registry.artifact_verification import ArtifactRefused
 from registry.lora_inspection import adapter_from, lora_scale
 from registry.models import Adapter, Model, Version, mock_model
 from tests.support.safetensors_files import LORA_SHAPES, Q_PROJ, write_adapter, write_safetensors
+from tests.support.versions import make_version
 
-NOWHERE = Version(id="1")
+NOWHERE = make_version("1")
 
 
 def base(version: Version = NOWHERE) -> Model:
@@ -29,7 +30,7 @@ def with_layers(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> Versi
     """A version whose files are here to be read."""
     directory.mkdir()
     write_safetensors(directory / "model.safetensors", shapes)
-    return Version(id="1", directory=str(directory), files={"model.safetensors": "0"})
+    return make_version("1", directory=str(directory), files={"model.safetensors": "0"})
 
 
 def test_an_adapter_is_what_its_files_say(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from registry.artifact_verification import ArtifactRefused
 from registry.checkpoints.memory_use import kv_layers
 from registry.lora_inspection import adapter_from
 from registry.model_inspection import check_model, inspect_model
-from registry.models import EngineKind, Version, mock_model
+from registry.models import EngineKind, mock_model
 from tests.support.checkpoints import MODULES, config_of, tokenizer_of, write_json, write_model
 from tests.support.safetensors_files import LORA_CONFIG, write_adapter, write_safetensors
+from tests.support.versions import make_version
 
 OTHER_KINDS: list[Any] = [None, 7, 1.5, "x", [], [1], {"x": 1}]
 TOKEN = {"content": "<s>", "special": True, "lstrip": False}
@@ -144,7 +145,7 @@ def test_a_value_of_another_kind_is_refused_or_means_nothing(
 def test_an_adapters_values_of_another_kind_are_refused_or_mean_nothing(tmp_path: Path) -> None:
     """Those of its configuration, and of its base's."""
     base = write_model(tmp_path / "base", config_of("llama"))
-    version = Version(id="1", directory=str(base), files={"model.safetensors": "0"})
+    version = make_version("1", directory=str(base), files={"model.safetensors": "0"})
     model = mock_model("m").model_copy(update={"engine": "transformers"})
     adapter = write_adapter(tmp_path / "adapter")
     settings = LORA_CONFIG | {

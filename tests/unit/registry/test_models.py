@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from registry.models import Model, mock_model, validate_name
 from registry.tenant_records import ApiKey
+from tests.support.versions import with_facts
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,30 @@ def test_fields_of_a_newer_release_are_ignored() -> None:
     """During a rolling upgrade old services read new records."""
     wire = {**mock_model(ttft_ms=5).model_dump(mode="json"), "colour": "blue"}
     assert Model.model_validate(wire).default.options == {"ttft_ms": 5}
+
+
+def test_what_follows_from_files_is_the_versions() -> None:
+    """A record of a release that stored it with the model gives it to every version."""
+    old = {
+        "name": "m",
+        "engine": "transformers",
+        "context_length": 64,
+        "vocab_size": 9,
+        "chat_template": "T",
+        "versions": {"1": {"id": "1"}, "2": {"id": "2"}},
+        "default_version": "1",
+    }
+    model = Model.model_validate(old)
+    assert [v.context_length for v in model.versions.values()] == [64, 64]
+    other = with_facts(model, context_length=128, chat_template=None)
+    assert [v.context_length for v in other.versions.values()] == [128, 64]
+    assert Model.model_validate_json(other.model_dump_json()) == other
+
+
+def test_services_of_the_release_before_read_new_records() -> None:
+    """They look for the default version's facts in the record of the model."""
+    wire = mock_model(context_length=77).model_dump(mode="json")
+    assert (wire["context_length"], wire["vocab_size"], wire["has_tokenizer"]) == (77, 256, True)
 
 
 def test_a_record_survives_its_wire_form() -> None:

@@ -30,17 +30,18 @@ def files(tmp_path: Path) -> Path:
 def test_the_tokenizers_files_say_the_rest(files: Path) -> None:
     """Prompts are checked, counted and rendered as those of a model of our own."""
     model = remote_model(VLLM, "far", tokenizer=files)
-    assert (model.context_length, model.vocab_size, model.has_tokenizer) == (77, 9, True)
-    assert model.chat_template == "{{ messages }}"
+    version = model.default
+    assert (version.context_length, version.vocab_size, version.has_tokenizer) == (77, 9, True)
+    assert version.chat_template == "{{ messages }}"
     assert model.default.directory == str(files)
     assert model.default.options["context_length"] == 77
 
 
 def test_without_a_tokenizer_tokens_are_estimated() -> None:
     """Its prompts are UTF-8 bytes on their way."""
-    model = remote_model(SERVER, "far", context=100)
-    assert (model.vocab_size, model.has_tokenizer) == (256, False)
-    assert [model.token_count(list(text.encode())) for text in ("", "a", "12345678", "é")] == [
+    version = remote_model(SERVER, "far", context=100).default
+    assert (version.vocab_size, version.has_tokenizer) == (256, False)
+    assert [version.token_count(list(text.encode())) for text in ("", "a", "12345678", "é")] == [
         0,
         1,
         2,

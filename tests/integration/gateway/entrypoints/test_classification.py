@@ -315,7 +315,7 @@ def _pairs() -> tuple[list[bytes], list[int]]:
 def test_a_classifier_is_recognised(ranker: Path, labels: Path) -> None:
     """By its architecture; labels are counted for those who want to rank."""
     found: list[Model] = [model_from(path, "m") for path in (ranker, labels)]
-    assert [(m.engine, m.task, m.num_labels) for m in found] == [
+    assert [(m.engine, m.task, m.default.num_labels) for m in found] == [
         ("classify", "classify", 1),
         ("classify", "classify", 3),
     ]
