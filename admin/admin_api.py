@@ -11,7 +11,7 @@ from admin.audit_trail import AuditTrail, acting
 from admin.caller import Caller
 from admin.metrics import OPERATIONS
 from admin.operation_table import OPERATIONS as TABLE
-from admin.operation_table import ModelArguments, Operation
+from admin.operation_table import ModelArguments, Operation, ReasonedArguments
 from admin.operations import Handler, JsonBody
 from api.schemas.parsing import to_bad_request
 from streams.errors import InsufficientScope, InternalError, MillstreamError, NotFound
@@ -38,8 +38,10 @@ class AdminApi:
         if operation is None:
             raise NotFound(f"there is no operation {name!r}; there are: {', '.join(TABLE)}")
         try:
-            with acting(caller, name):
-                answer = await self._handlers[name](_admit(operation, arguments, caller))
+            admitted = _admit(operation, arguments, caller)
+            why = admitted.why if isinstance(admitted, ReasonedArguments) else ""
+            with acting(caller, name, why):
+                answer = await self._handlers[name](admitted)
         except InsufficientScope as error:
             _observe(operation, arguments, caller, error.code)
             if operation.is_change:

@@ -49,14 +49,14 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     FleetOverride: ("fleet", attrgetter("type")),
     TenantAccount: ("account", attrgetter("tenant")),
 }
-_ITSELF = (Caller("admin service"), "")
-_acting: ContextVar[tuple[Caller, str]] = ContextVar("acting", default=_ITSELF)
+_ITSELF = (Caller("admin service"), "", "")
+_acting: ContextVar[tuple[Caller, str, str]] = ContextVar("acting", default=_ITSELF)
 
 
 @contextmanager
-def acting(caller: Caller, operation: str) -> Iterator[None]:
+def acting(caller: Caller, operation: str, why: str = "") -> Iterator[None]:
     """Have the changes of this block, in this task, recorded as the caller's by an operation."""
-    token = _acting.set((caller, operation))
+    token = _acting.set((caller, operation, why))
     try:
         yield
     finally:
@@ -79,7 +79,7 @@ class AuditTrail:
         Raises `AuditFull` or `BrokerUnavailable` before the block. If the process dies in the
         block, or the broker does not answer, the record stays without an end.
         """
-        caller, operation = _acting.get()
+        caller, operation, why = _acting.get()
         intended = AuditRecord(
             AuditEvent.INTENDED,
             secrets.token_hex(8),
@@ -90,10 +90,11 @@ class AuditTrail:
             self._process,
             _to_json(change.before),
             _to_json(change.after),
+            why,
         )
         await self._log.append(intended)
         self._observe(self._log.use)
-        ended = replace(intended, event=AuditEvent.DONE, before=None, after=None)
+        ended = replace(intended, event=AuditEvent.DONE, before=None, after=None, reason="")
         try:
             yield
         except StoreRefused as refusal:
@@ -168,7 +169,9 @@ def _to_json(record: BaseModel | None) -> JsonValue:
     """Return a record without its secrets, and without what is as it is by default."""
     if record is None:
         return None
-    return shorten(record.model_dump(mode="json", exclude=_SECRET_FIELDS, exclude_defaults=True))
+    dumped = record.model_dump(mode="json", exclude=_SECRET_FIELDS, exclude_defaults=True)
+    shortened: JsonValue = shorten(dumped)
+    return shortened
 
 
 def _describe_target(record: Any) -> str:

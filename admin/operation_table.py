@@ -42,7 +42,19 @@ class NameArguments(Arguments):
     name: str
 
 
-class ModelArguments(Arguments):
+class ReasonedArguments(Arguments):
+    """A change, and why it is made; the audit log keeps the reason."""
+
+    why: str = Field("", max_length=500, description="why; kept in the audit log")
+
+
+class AliasNameArguments(ReasonedArguments):
+    """The name of an alias that is to change."""
+
+    name: ModelName
+
+
+class ModelArguments(ReasonedArguments):
     """A model version to register, with another name for the model."""
 
     name: ModelName
@@ -64,12 +76,12 @@ class ModelArguments(Arguments):
         return bool(self.model.model_fields_set & {"prompt_price", "completion_price"})
 
 
-class AliasArguments(Arguments):
-    """Another name for a model or for one of its versions."""
+class AliasArguments(AliasNameArguments):
+    """Another name for a model or for one of its versions; with `expected`, what it means now."""
 
-    name: ModelName
     model: ModelName
     version: ModelName | None = None
+    expected: str | None = Field(None, description="what it must mean now, as MODEL@VERSION")
 
 
 class AdapterArguments(Arguments):
@@ -288,6 +300,14 @@ OPERATIONS = {
             "operator",
             AliasArguments,
             "Make a name mean a model or one of its versions",
+        ),
+        Operation(
+            "aliases.back",
+            "POST",
+            "/aliases/{name:path}/back",
+            "operator",
+            AliasNameArguments,
+            "Make an alias mean what it meant before",
         ),
         Operation(
             "adapters.put",

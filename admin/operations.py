@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from admin.operation_table import (
     AdapterArguments,
     AliasArguments,
+    AliasNameArguments,
     ModelArguments,
     NameArguments,
     PageArguments,
@@ -53,6 +54,7 @@ class Operations:
             "models.remove": self._remove_model,
             "aliases.list": self._list_aliases,
             "aliases.put": self._put_alias,
+            "aliases.back": self._move_alias_back,
             "adapters.put": self._put_adapter,
             "tenants.list": self._list_tenants,
             "tenants.show": self._show_tenant,
@@ -102,8 +104,14 @@ class Operations:
         )
 
     async def _put_alias(self, arguments: AliasArguments) -> JsonBody:
-        await self._registry.set_alias(arguments.name, arguments.model, arguments.version)
-        return dump_record(arguments)
+        return dump_record(
+            await self._registry.set_alias(
+                arguments.name, arguments.model, arguments.version, arguments.expected
+            )
+        )
+
+    async def _move_alias_back(self, arguments: AliasNameArguments) -> JsonBody:
+        return dump_record(await self._registry.move_alias_back(arguments.name))
 
     async def _put_adapter(self, arguments: AdapterArguments) -> JsonBody:
         await self._registry.add_adapter(arguments.adapter)

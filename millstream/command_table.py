@@ -396,6 +396,18 @@ COMMANDS = (
         "millstream.models.commands:show",
     ),
     Command(
+        "models history",
+        "tell who changed a model or an alias, when, what, and why",
+        "millstream.models.settings:HistorySettings",
+        "millstream.models.version_changes:show_history",
+    ),
+    Command(
+        "models diff",
+        "tell in what two versions of models differ",
+        "millstream.models.settings:DiffSettings",
+        "millstream.models.version_changes:diff",
+    ),
+    Command(
         "models check",
         "say what keeps a directory from being served, and what it takes in memory",
         "millstream.models.settings:CheckSettings",
@@ -412,6 +424,12 @@ COMMANDS = (
         "make a name mean a model, or one of its versions",
         "millstream.models.settings:AliasSettings",
         "millstream.models.commands:set_alias",
+    ),
+    Command(
+        "alias back",
+        "make an alias mean what it meant before",
+        "millstream.models.settings:AliasBackSettings",
+        "millstream.models.commands:move_alias_back",
     ),
     Command(
         "alias list",

@@ -22,6 +22,7 @@ EngineKind = Literal["transformers", "embed", "classify", "remote", "mock"]
 GenerationConfig = Literal["auto", "none"]
 Task = Literal["generate", "embed", "classify"]
 MAX_NAME = 128
+MAX_EARLIER = 20  # targets that an alias keeps
 MAX_NAME_BYTES = 256  # of UTF-8; each may take three characters in a subject
 MOCK_VERSION = "1"
 # Fields that a newly added version leaves as they are in the model's record, unless it sets them.
@@ -210,12 +211,42 @@ class Adapter(Record):
         )
 
 
-class Alias(Record):
-    """Another name for a model or for one of its versions."""
+class AliasTarget(Record):
+    """What an alias means: a model, or one of its versions."""
 
-    name: ModelName
     model: ModelName
     version: ModelName | None = None
+
+    def __str__(self) -> str:
+        """Return `model`, or `model@version`."""
+        return f"{self.model}@{self.version}" if self.version else self.model
+
+
+class Alias(AliasTarget):
+    """Another name for a model or for one of its versions.
+
+    `earlier` is what it meant before, the latest last: that to which it can go back.
+    """
+
+    name: ModelName
+    earlier: list[AliasTarget] = []
+
+    @property
+    def target(self) -> AliasTarget:
+        """What the alias means now."""
+        return AliasTarget(model=self.model, version=self.version)
+
+    def moved(self, target: AliasTarget) -> "Alias":
+        """Return the alias as it means `target`, and can go back to what it means now."""
+        if target == self.target:
+            return self
+        earlier = [*self.earlier, self.target][-MAX_EARLIER:]
+        return Alias(name=self.name, earlier=earlier, **target.model_dump())
+
+    def moved_back(self) -> "Alias":
+        """Return the alias as it means what it meant before; it must have meant something."""
+        *earlier, last = self.earlier
+        return Alias(name=self.name, earlier=earlier, **last.model_dump())
 
 
 class Target(NamedTuple):

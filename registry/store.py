@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from registry.kv_records import KvRecords
 from registry.kv_view import OPEN_SECONDS, Declares, never
-from registry.models import INHERITED_FIELDS, Adapter, Alias, Model, Target, Version
+from registry.models import INHERITED_FIELDS, Adapter, Alias, AliasTarget, Model, Target, Version
 from streams.broker.broker_client import Broker
 from streams.errors import MillstreamError, ModelNotFound
 from streams.subjects import escape
@@ -33,6 +33,12 @@ class VersionExists(MillstreamError):
             f"version {version!r} of {model!r} exists with other files; name a new one"
         )
         self.model, self.version = model, version
+
+
+class AliasMoved(MillstreamError):
+    """An alias does not mean what whoever wanted to move it thought, or nothing to go back to."""
+
+    code = "alias_moved"
 
 
 class Registry(KvRecords[Model | Alias | Adapter]):
@@ -123,17 +129,53 @@ class Registry(KvRecords[Model | Alias | Adapter]):
         """
         await self._view.write(_MODEL + escape(model.name), lambda old: _merge(old, model))
 
-    async def set_alias(self, name: str, model: str, version: str | None = None) -> None:
-        """Make `name` an alias of a model or of one of its versions.
+    async def set_alias(
+        self, name: str, model: str, version: str | None = None, expected: str | None = None
+    ) -> Alias:
+        """Make `name` an alias of a model or of one of its versions, and return it.
 
-        Replaces an alias of this name. Raises `NameTaken` if `name` is a model's own name,
-        `ModelNotFound` if the model or version does not exist.
+        Moves an alias of this name, which then can go back. With `expected`, it must mean that now,
+        such as `model@version`. Raises `NameTaken` if `name` is a model's own name, `ModelNotFound`
+        if the model or version does not exist, and `AliasMoved` if it means something else.
         """
         if name in self._models:
             raise NameTaken(name)
-        self.resolve(f"{model}@{version}" if version else model)
-        made = Alias(name=name, model=model, version=version).model_dump_json().encode()
-        await self._view.write(_ALIAS + escape(name), lambda _: made)
+        target = AliasTarget(model=model, version=version)
+        self.resolve(str(target))
+
+        def move(old: Model | Alias | Adapter | None) -> Alias:
+            alias = old if isinstance(old, Alias) else None
+            current = str(alias.target) if alias else "nothing"
+            if expected not in (None, current):
+                raise AliasMoved(f"{name!r} means {current}, and not {expected}")
+            return alias.moved(target) if alias else Alias(name=name, **target.model_dump())
+
+        return await self._write_alias(name, move)
+
+    async def move_alias_back(self, name: str) -> Alias:
+        """Make an alias mean what it meant before its last move, and return it.
+
+        Raises `ModelNotFound` if there is no such alias, or no longer what it meant, and
+        `AliasMoved` if it has meant nothing else.
+        """
+
+        def move(old: Model | Alias | Adapter | None) -> Alias:
+            if not isinstance(old, Alias):
+                raise ModelNotFound(name)
+            if not old.earlier:
+                raise AliasMoved(f"{name!r} has meant nothing but {old.target}")
+            self.resolve(str(old.earlier[-1]))
+            return old.moved_back()
+
+        return await self._write_alias(name, move)
+
+    async def _write_alias(
+        self, name: str, move: Callable[[Model | Alias | Adapter | None], Alias]
+    ) -> Alias:
+        await self._view.write(
+            _ALIAS + escape(name), lambda old: move(old).model_dump_json().encode()
+        )
+        return self._aliases[name]
 
     async def add_adapter(self, adapter: Adapter) -> None:
         """Add an adapter, or replace the one of the same model and name.

@@ -67,6 +67,7 @@ HTTP_STATUS: dict[str, int] = {
     "tenant_configured": 409,
     "tenant_exists": 409,
     "version_exists": 409,
+    "alias_moved": 409,
     "payload_too_large": 413,
     "unsupported_media_type": 415,
     "queue_full": 429,

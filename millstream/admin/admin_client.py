@@ -81,13 +81,15 @@ async def list_all(
         arguments["after"] = found[-1][by]
 
 
-async def put_model(admin: AdminClient, model: Model, alias: str | None = None) -> None:
+async def put_model(
+    admin: AdminClient, model: Model, alias: str | None = None, why: str = ""
+) -> None:
     """Register a model version; fields that the record does not set stay as they are registered.
 
     Raises as `AdminClient.call`.
     """
     record = model.model_dump(mode="json", exclude_unset=True)
-    await admin.call("models.put", name=model.name, model=record, alias=alias)
+    await admin.call("models.put", name=model.name, model=record, alias=alias, why=why)
 
 
 class NatsAdminClient:

@@ -17,14 +17,15 @@ def render_record(record: Mapping[str, Any]) -> str:
 
 def _render_event(record: Mapping[str, Any]) -> str:
     if record["event"] == "intended":
-        change = _render_change(record["before"], record["after"])
-        return f"{change} (change {record['change']})"
+        change = render_change(record["before"], record["after"])
+        why = f", because: {record['reason']}" if record["reason"] else ""
+        return f"{change}{why} (change {record['change']})"
     reason = f", {record['reason']}" if record["reason"] else ""
     untold = f", and {record['untold']} times before" if record["untold"] else ""
     return f"{record['event']}{reason}{untold} (change {record['change']})"
 
 
-def _render_change(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+def render_change(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
     """Return the fields that differ; a field that is not there has its default."""
     if after is None:
         return "removed"

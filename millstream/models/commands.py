@@ -19,6 +19,7 @@ from millstream.admin.console_output import make_console, make_whole_table, prin
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.models.settings import (
     AddSettings,
+    AliasBackSettings,
     AliasSettings,
     ListSettings,
     RemoveSettings,
@@ -27,7 +28,7 @@ from millstream.models.settings import (
 from registry.artifact_verification import SHORT_DIGEST
 from registry.lora_inspection import adapter_from
 from registry.model_inspection import make_record, require_servable
-from registry.models import INHERITED_FIELDS, Adapter, Model
+from registry.models import INHERITED_FIELDS, Adapter, Alias, Model
 from registry.price_records import per_million
 from registry.remote_models import RemoteServer, find_needed_settings, remote_model
 
@@ -62,7 +63,7 @@ async def _add_model(settings: AddSettings) -> None:
     given = {name: value for name, value in options.items() if value is not None}
     model = described.model_copy(update={**given, "goals": settings.goals})
     async with admin_client(settings) as admin:
-        await put_model(admin, model, settings.alias)
+        await put_model(admin, model, settings.alias, settings.why)
         if "prompt_price" in given or "completion_price" in given:
             found = await admin.call("models.show", name=model.name)
             await _enter_price(admin, Model.model_validate(found["model"]))
@@ -176,12 +177,30 @@ async def set_alias(settings: AliasSettings, stop: asyncio.Event) -> None:
     model, _, version = settings.target.partition("@")
     async with admin_client(settings) as admin:
         alias = await admin.call(
-            "aliases.put", name=settings.name, model=model, version=version or None
+            "aliases.put",
+            name=settings.name,
+            model=model,
+            version=version or None,
+            expected=settings.expected,
+            why=settings.why,
         )
     if settings.as_json:
         print_json(data=alias)
     else:
         make_console().print(f"{settings.name}: {settings.target}")
+
+
+async def move_alias_back(settings: AliasBackSettings, stop: asyncio.Event) -> None:
+    """Make an alias mean what it meant before its last move.
+
+    Raises as `AdminClient.call`.
+    """
+    async with admin_client(settings) as admin:
+        alias = await admin.call("aliases.back", name=settings.name, why=settings.why)
+    if settings.as_json:
+        print_json(data=alias)
+    else:
+        make_console().print(f"{settings.name}: {Alias.model_validate(alias).target}")
 
 
 async def list_aliases(settings: ListSettings, stop: asyncio.Event) -> None:

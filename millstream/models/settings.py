@@ -1,4 +1,4 @@
-"""Settings of `millstream models add`, `check`, `list`, `show`, `remove`, and `alias set`."""
+"""Settings of `millstream models …` and `millstream alias …`."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -35,6 +35,7 @@ class AddSettings(AdminClientSettings):
         description="name of this version; by default the beginning of its digest",
         json_schema_extra=MODEL,
     )
+    why: str = Field("", max_length=500, description="why; kept in the audit log")
     alias: ModelName | None = Field(
         None, description="another name for this model", json_schema_extra=MODEL
     )
@@ -228,12 +229,43 @@ class RemoveSettings(AdminClientSettings):
     )
 
 
+class HistorySettings(ListSettings):
+    """Settings of `millstream models history`."""
+
+    name: str = Field(
+        description="name of a model or alias, registered or not any more",
+        json_schema_extra=POSITIONAL,
+    )
+
+
+class DiffSettings(AdminClientSettings):
+    """Settings of `millstream models diff`."""
+
+    old: str = Field(
+        description="a MODEL@VERSION, a model or an alias", json_schema_extra=POSITIONAL
+    )
+    new: str = Field(description="what it is compared with", json_schema_extra=POSITIONAL)
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
+
+
+class AliasBackSettings(AdminClientSettings):
+    """Settings of `millstream alias back`."""
+
+    name: ModelName = Field(description="the alias", json_schema_extra=POSITIONAL)
+    why: str = Field("", max_length=500, description="why; kept in the audit log")
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a sentence")
+
+
 class AliasSettings(AdminClientSettings):
     """Settings of `millstream alias set`."""
 
     name: ModelName = Field(
         description="the name that clients may ask for", json_schema_extra=POSITIONAL
     )
+    expected: str | None = Field(
+        None, description="refuse unless it means this now, as MODEL@VERSION"
+    )
+    why: str = Field("", max_length=500, description="why; kept in the audit log")
     target: str = Field(
         description="what it means: MODEL, or MODEL@VERSION", json_schema_extra=POSITIONAL
     )

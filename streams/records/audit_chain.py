@@ -19,6 +19,7 @@ from streams.errors import MillstreamError
 GENESIS = "0" * 64  # what the first record of all holds as the hash of the one before it
 _HEAD = re.compile(r"(\d{1,19}):([0-9a-f]{64})")
 _KEEP_BYTES = 16_384  # of a value; of a larger one its size and hash are kept
+_LEAST_BYTES = 512  # an object that may take fewer is not kept in part
 JsonValue = dict[str, Any] | None
 
 
@@ -60,11 +61,18 @@ class AuditRecord:
         return orjson.dumps(line)
 
 
-def shorten(value: JsonValue) -> JsonValue:
-    """Return a value, or its size and SHA-256 in place of one that is too large for a record."""
+def shorten(value: Any, keep: int = _KEEP_BYTES) -> Any:
+    """Return a value, or its size and SHA-256 in place of one that is too large for a record.
+
+    Of an object with more than `keep` bytes, what is large in it is replaced first.
+    """
     packed = orjson.dumps(value)
-    if len(packed) <= _KEEP_BYTES:
+    if len(packed) <= keep:
         return value
+    if isinstance(value, dict) and keep >= _LEAST_BYTES:
+        shorter = {name: shorten(each, keep // 4) for name, each in value.items()}
+        if len(orjson.dumps(shorter)) <= keep:
+            return shorter
     return {"bytes": len(packed), "sha256": hash_line(packed)}
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,31 @@ import admin.service
 from millstream.admin import console_output
 from millstream.admin.admin_client import AdminRefused
 from millstream.models.check import check
-from millstream.models.commands import add, list_aliases, list_models, remove, set_alias, show
+from millstream.models.commands import (
+    add,
+    list_aliases,
+    list_models,
+    move_alias_back,
+    remove,
+    set_alias,
+    show,
+)
 from millstream.models.settings import (
     AddSettings,
+    AliasBackSettings,
     AliasSettings,
     CheckSettings,
+    DiffSettings,
+    HistorySettings,
     ListSettings,
     RemoveSettings,
     ShowSettings,
 )
+from millstream.models.version_changes import diff, show_history
 from registry.artifact_verification import ArtifactRefused
 from registry.price_book import PriceBook
 from registry.store import Registry
+from streams.errors import ModelNotFound
 from streams.subjects import Priority
 from streams.usage_accounts import NO_CURRENCY, Price, PriceEntry
 from tests.support.accounts_server import connect
@@ -201,9 +214,53 @@ async def test_an_alias_is_set_and_moved(
         ListSettings.model_validate({**command_settings(nats_url), "json": True}), STOP
     )
     alias = json.loads(capsys.readouterr().out)
+    assert alias.pop("earlier") == [{"model": "m", "version": None}]
     assert alias == {"name": "chat", "model": "m", "version": "1"}
     await list_aliases(ListSettings.model_validate({**command_settings(nats_url)}), STOP)
     assert "chat" in capsys.readouterr().out
+
+
+async def test_an_alias_goes_back_and_its_history_is_told(
+    nats_url: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who moved it, and why; not if another has moved it meanwhile, and not before its start."""
+    common = command_settings(nats_url)
+    await run_add(nats_url, files, name="m", version="1", why="first")
+    (files / "generation_config.json").write_text('{"temperature": 0.5}')
+    await run_add(nats_url, files, name="m", version="2")
+    for version, more in (("1", {}), ("2", {"expected": "m@1", "why": "better"})):
+        told = {**common, "name": "prod", "target": f"m@{version}", **more}
+        await set_alias(AliasSettings.model_validate(told), STOP)
+    with pytest.raises(AdminRefused, match="'prod' means m@2, and not m@1"):
+        await set_alias(AliasSettings.model_validate(told), STOP)
+    back = AliasBackSettings.model_validate({**common, "name": "prod", "why": "worse"})
+    capsys.readouterr()
+    await move_alias_back(back, STOP)
+    assert capsys.readouterr().out == "prod: m@1\n"
+    with pytest.raises(AdminRefused, match="has meant nothing but m@1"):
+        await move_alias_back(back, STOP)
+    found = [json.loads(line) for line in await history_lines(nats_url, "prod", capsys)]
+    assert [each["why"] for each in found] == ["", "better", "worse"]
+    assert found[1]["changes"] == ["version 1 -> 2"]
+    found = [json.loads(line) for line in await history_lines(nats_url, "m", capsys)]
+    assert [each["changes"][0] for each in found] == ["version 1 added", "version 2 added"]
+    assert found[1]["changes"][1] == "default_version 1 -> 2"
+    await diff(
+        DiffSettings.model_validate({**common, "old": "prod", "new": "m@2", "json": True}), STOP
+    )
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["files"].keys() == {"generation_config.json"}
+    assert compared["fields"].keys() == {"digest"}
+    with pytest.raises(ModelNotFound):
+        await history_lines(nats_url, "nothing", capsys)
+
+
+async def history_lines(
+    nats_url: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> Sequence[str]:
+    told = {**command_settings(nats_url), "name": name, "json": True}
+    await show_history(HistorySettings.model_validate(told), STOP)
+    return capsys.readouterr().out.splitlines()
 
 
 async def test_an_adapter_that_cannot_be_served_registers_nothing(

@@ -36,6 +36,7 @@ HTTP_ONLY = {
     "tenant_exists",
     "tenant_not_found",
     "version_exists",
+    "alias_moved",
 }
 
 

@@ -46,6 +46,7 @@ ADMIN_ONLY = {
     "tenant_exists",
     "tenant_not_found",
     "version_exists",
+    "alias_moved",
 }
 NOT_AN_ERROR_THERE = {"cancelled"}  # a `done` frame
 

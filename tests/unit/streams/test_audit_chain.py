@@ -108,6 +108,8 @@ def test_a_large_value_is_told_by_its_size_and_hash() -> None:
     """A record must fit into a message, whatever a model's template is like."""
     assert shorten(None) is None
     assert shorten({"name": "x"}) == {"name": "x"}
-    short = shorten({"chat_template": "x" * 100_000})
-    assert short
-    assert short.keys() == {"bytes", "sha256"}
+    short = shorten({"name": "m", "versions": {"1": {"id": "1", "chat_template": "x" * 100_000}}})
+    assert short["versions"]["1"]["id"] == "1"
+    assert short["versions"]["1"]["chat_template"].keys() == {"bytes", "sha256"}
+    many = shorten({str(number): "x" * 100 for number in range(1000)})
+    assert many.keys() == {"bytes", "sha256"}
