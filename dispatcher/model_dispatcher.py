@@ -400,6 +400,7 @@ def _parse_queued(delivery: Delivery) -> QueuedRequest:
         deadline=envelope.deadline,
         route=sys.intern(envelope.route),
         version=sys.intern(envelope.version),
+        tokenized_for=sys.intern(envelope.tokenized_for),
         seq=delivery.seq,
         reply=delivery.reply,
         adapter=sys.intern(envelope.adapter),

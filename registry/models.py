@@ -43,6 +43,8 @@ FILE_FACTS = (
     "has_tokenizer",
 )
 BYTES_PER_TOKEN = 4  # of English text, roughly, for every tokeniser in use
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
+_NO_TOKENS = {"config.json", "generation_config.json"}
 _RESERVED = {
     "*": "a NATS wildcard",
     ">": "a NATS wildcard",
@@ -110,6 +112,23 @@ class Version(Record):
     num_labels: int | None = Field(default=None, gt=0)
     chat_template: str | None = None
     has_tokenizer: bool = True  # False: prompts are UTF-8 bytes, and their tokens are estimated
+
+    def takes_prompts_of(self, other: "Version") -> bool:
+        """Return True if a request that was tokenised for `other` is right for this version, too.
+
+        That is so with the same vocabulary, template and files but for weights and the two that do
+        not bear on tokens, and a context that is no shorter.
+        """
+        return self._encoding == other._encoding and self.context_length >= other.context_length
+
+    @property
+    def _encoding(self) -> tuple[Any, ...]:
+        files = {
+            path: sha256
+            for path, sha256 in self.files.items()
+            if not path.endswith(_WEIGHTS) and path not in _NO_TOKENS
+        }
+        return self.vocab_size, self.chat_template, self.has_tokenizer, files
 
     def token_count(self, tokens: Sequence[int]) -> int:
         """Return the number of tokens of a text that was encoded as `tokens`.

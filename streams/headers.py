@@ -79,7 +79,8 @@ class Envelope:
     `deadline`, `accepted` and `dispatched` are epoch milliseconds; `dispatched` is 0 until the
     dispatcher has published the request to WORK. `cost` is the prompt tokens plus the most tokens
     that the request may generate. `version` pins a version of the model, and `adapter` names one of
-    the model's adapters; empty for neither. `account` says where the request's use is counted
+    the model's adapters; empty for neither. `tokenized_for` is the version whose tokens the prompt
+    has; empty if nobody says so. `account` says where the request's use is counted
     (`streams/usage_accounts.py`), empty if nowhere. `estimated_wait_ms` is the wait that was
     estimated when the request was accepted; None if nothing was known. `priority` is the one the
     client asked for, since the priority of its work may differ. `prefix_hashes` are those of its
@@ -100,6 +101,7 @@ class Envelope:
     deadline: int
     accepted: int
     version: str = ""
+    tokenized_for: str = ""
     dispatched: int = 0
     adapter: str = ""
     account: str = ""
@@ -127,6 +129,7 @@ class Envelope:
         }
         optional = {
             "Version": self.version,
+            "Tokenized-For": self.tokenized_for,
             "Dispatched": self.dispatched,
             "Adapter": self.adapter,
             "Account": self.account,
@@ -162,6 +165,7 @@ class Envelope:
             deadline=int(headers["Deadline"]),
             accepted=int(headers["Accepted"]),
             version=headers.get("Version", ""),
+            tokenized_for=headers.get("Tokenized-For", ""),
             dispatched=int(headers.get("Dispatched", "0")),
             adapter=headers.get("Adapter", ""),
             account=headers.get("Account", ""),

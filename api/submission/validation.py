@@ -36,7 +36,8 @@ class ValidatedRequest:
     """One request that has passed all checks but those of load and quotas, ready to be queued.
 
     `lane` is the queue of its tenant, model and priority. `pinned_version` is the model version
-    that must serve it; empty means the default version at the time of dispatch. `deadline_seconds`
+    that must serve it; empty means the default version at the time of dispatch, unless that takes
+    other tokens than those of `version`. `deadline_seconds`
     count from its acceptance.
     """
 
@@ -83,6 +84,7 @@ class ValidatedRequest:
             deadline=now_ms + int(self.deadline_seconds * 1000),
             accepted=reservation.reserved_ms if reservation else now_ms,
             version=self.pinned_version,
+            tokenized_for=self.version.id,
             adapter=self.adapter_name,
             account=reservation.packed_account if reservation else "",
             estimated_wait_ms=None if wait_seconds is None else round(wait_seconds * 1000),

@@ -13,7 +13,7 @@ from dispatcher.queueing.tenant_queues import QueuedRequest
 from registry.store import Registry
 from streams import prefix_hashes, subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused, StreamMissing
-from streams.errors import BrokerUnavailable, MillstreamError, ModelNotFound
+from streams.errors import BrokerUnavailable, MillstreamError
 from streams.headers import MESSAGE_ID, PRIORITY, Envelope
 from streams.subjects import PoolKey
 
@@ -103,21 +103,27 @@ class DispatchLoop:
     def resolve_version(self, item: QueuedRequest) -> str | None:
         """Return the id of the model version that would serve a request now.
 
-        That is the version that the request pins, else the model's default. None if the registry
-        does not have it.
+        That is the version that the request pins, else the model's default. If that takes other
+        tokens than those of the request, it is the version that the request was tokenised for. None
+        if the registry does not have it.
         """
-        model = self._state.model
-        named = f"{model}@{item.version}" if item.version else model
-        try:
-            _, version = self._registry.resolve(named)
-        except ModelNotFound:
+        model = self._registry.models.get(self._state.model)
+        if model is None:
             return None
-        return version.id
+        if item.version or item.tokenized_for in ("", model.default_version):
+            version = model.versions.get(item.version or model.default_version)
+        else:
+            version = model.versions.get(item.tokenized_for)
+            if version and model.default.takes_prompts_of(version):
+                version = model.default
+        return version.id if version else None
 
     def _reject(self, item: QueuedRequest) -> None:
         self._state.queue.remove(item.request_id)
-        named = f"the version {item.version!r} of {self._state.model!r}"
-        message = f"{named if item.version else f'the model {self._state.model!r}'} is gone"
+        model = f"the model {self._state.model!r}"
+        if self._state.model in self._registry.models:
+            model = f"the version {item.wanted_version!r} of {model}"
+        message = f"{model} is gone"
         self._terminals.end_request(item, "model_not_found", message)
 
     async def _dispatch(self, item: QueuedRequest, pool: PoolKey) -> None:

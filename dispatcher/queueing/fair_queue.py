@@ -381,8 +381,8 @@ class FairQueue:
 
     def _version_queue(self, item: QueuedRequest) -> VersionQueue:
         version_queues = self._version_queues[item.priority]
-        if (version_queue := version_queues.get(item.version)) is None:
-            version_queue = version_queues[item.version] = VersionQueue(
+        if (version_queue := version_queues.get(item.wanted_version)) is None:
+            version_queue = version_queues[item.wanted_version] = VersionQueue(
                 self.capacity_shares.tenants
             )
         return version_queue
@@ -410,9 +410,9 @@ class FairQueue:
     def _remove_item(self, item: QueuedRequest) -> None:
         del self._items[item.request_id]
         version_queues = self._version_queues[item.priority]
-        version_queues[item.version].remove(item)
-        if not version_queues[item.version].by_tenant:
-            del version_queues[item.version]
+        version_queues[item.wanted_version].remove(item)
+        if not version_queues[item.wanted_version].by_tenant:
+            del version_queues[item.wanted_version]
         self._adjust_counts(item, -1)
         if is_urgent(item.priority):
             self.capacity_shares.dequeue(item.tenant, item.cost)

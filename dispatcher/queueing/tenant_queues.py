@@ -50,6 +50,12 @@ class QueuedRequest:
     item: ItemRef | None = None
     answer: AnswerRef | None = None
     encoding: Encoding = "msgpack"
+    tokenized_for: str = ""  # the version whose tokens its prompt has; "": nobody says so
+
+    @property
+    def wanted_version(self) -> str:
+        """The version that serves it unless the default takes its prompt, too; "": the default."""
+        return self.version or self.tokenized_for
 
     @property
     def envelope(self) -> Envelope:

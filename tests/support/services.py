@@ -101,6 +101,7 @@ class BrokerClient:
         tenant: str = "acme",
         model: str = "mock",
         version: str = "",
+        tokenized_for: str = "",
         priority: Priority = Priority.STANDARD,
         deadline_seconds: float = 60,
         **sampling: Any,
@@ -118,7 +119,7 @@ class BrokerClient:
         found = prefix_hashes.to_header(
             prefix_hashes.hash_prompt(packed, prefix_hashes.make_salt(tenant))
         )
-        envelope = replace(envelope, prefix_hashes=found)
+        envelope = replace(envelope, prefix_hashes=found, tokenized_for=tokenized_for)
         payload = Request("generate", packed, sampling=chosen).pack()
         return await self.enqueue(envelope, payload, Lane(tenant, model, priority))
 

@@ -18,6 +18,7 @@ from tests.support.services import (
     running,
     worker_settings,
 )
+from tests.support.versions import make_version
 
 FOUR = {"ttft_ms": 1, "itl_ms": 1, "sequences": 4}
 
@@ -128,6 +129,28 @@ async def test_a_new_default_version_serves_what_waits(nats_url: str) -> None:
         async with running(gpu_worker.service, worker_settings(nats_url, model=("mock@2",))):
             await eventually(lambda: c.terminal(request))
             assert c.records[request][0]["version"] == "2"
+
+
+async def test_a_version_with_other_tokens_leaves_what_waits_to_the_old_one(nats_url: str) -> None:
+    """To the new version the tokens would be another text; what is not pinned comes in order."""
+    old = model_with_versions("1", **FOUR)
+    async with (
+        broker_client_of(nats_url, old) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+        running(gpu_worker.service, worker_settings(nats_url, model=("mock@2",))),
+    ):
+        requests = [await c.send(tokenized_for="1") for _ in range(3)]
+        await eventually(c.report)
+        new = make_version("2", options=FOUR, vocab_size=300)
+        update = {"versions": {**old.versions, "2": new}, "default_version": "2"}
+        await c.registry.add_model(old.model_copy(update=update))
+        later = await c.send(tokenized_for="2")
+        await eventually(lambda: c.terminal(later))
+        assert not any(request in c.records for request in requests)
+        async with running(gpu_worker.service, worker_settings(nats_url, model=("mock@1",))):
+            await eventually(lambda: all(map(c.terminal, requests)))
+        assert {c.records[request][0]["version"] for request in requests} == {"1"}
+        assert c.records[later][0]["version"] == "2"
 
 
 async def test_requests_cancelled_at_any_time_end_once_and_free_their_room(

@@ -1,11 +1,13 @@
 """Registry records: which names they take, and what they insist on."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from registry.models import Model, mock_model, validate_name
 from registry.tenant_records import ApiKey
-from tests.support.versions import with_facts
+from tests.support.versions import make_version, with_facts
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,27 @@ def test_what_follows_from_files_is_the_versions() -> None:
     other = with_facts(model, context_length=128, chat_template=None)
     assert [v.context_length for v in other.versions.values()] == [128, 64]
     assert Model.model_validate_json(other.model_dump_json()) == other
+
+
+@pytest.mark.parametrize(
+    ("changed", "takes"),
+    [
+        ({"files": {"tokenizer.json": "a", "model.safetensors": "z", "config.json": "z"}}, True),
+        ({"files": {"tokenizer.json": "z"}}, False),
+        ({"files": {"tokenizer.json": "a", "merges.txt": "b"}}, False),
+        ({"vocab_size": 9}, False),
+        ({"chat_template": "T"}, False),
+        ({"has_tokenizer": False}, False),
+        ({"context_length": 1}, False),
+        ({"context_length": 10**6, "options": {"x": 1}}, True),
+    ],
+)
+def test_a_version_takes_the_prompts_of_one_that_makes_the_same_tokens(
+    changed: dict[str, Any], takes: bool
+) -> None:
+    """Else requests that wait would be other texts to it."""
+    old = make_version(files={"tokenizer.json": "a"})
+    assert old.model_copy(update=changed).takes_prompts_of(old) is takes
 
 
 def test_services_of_the_release_before_read_new_records() -> None:
