@@ -4,4 +4,5 @@ settings  which files, server, alias or adapter, with limits, prices and latency
 check     reads a directory without registering it: what is wrong, what it takes in memory
 commands  add reads files or describes a server and registers it; list and show print tables or
           JSON; remove forgets a name, and leaves the files
+serving   which models running workers have to serve
 """
