@@ -1,6 +1,7 @@
 """Prometheus metrics of a worker: finished requests, heartbeats and engine counters."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -40,6 +41,16 @@ FREE_SEQUENCES = Gauge(
 FREE_TOKENS = Gauge("millstream_worker_free_kv_tokens", "Credit: KV tokens not reserved.", _POOL)
 BATCH_FILL = Gauge(
     "millstream_worker_batch_fill_ratio", "Running sequences over the maximum.", _POOL
+)
+LOAD_FAILURES = Counter(
+    "millstream_worker_load_failures_total",
+    "Models not loaded: `not_registered`, `refused`, `not_permitted`, `too_large`, `load`.",
+    ["model", "reason"],
+)
+MODELS = Gauge(
+    "millstream_worker_models",
+    "Models: `loaded`, `not_loaded` (none needs it), `failed`.",
+    ["state"],
 )
 WORKER_SECONDS = Counter(
     "millstream_worker_seconds_total",
@@ -142,6 +153,21 @@ def observe_worker_time(time: WorkerTime) -> None:
     uses["step"] = time.elapsed_ns - time.idle_ns - time.load_ns
     for use, nanoseconds in uses.items():
         WORKER_SECONDS.labels(time.model, time.version, use).inc(nanoseconds / 1e9)
+
+
+def observe_models(loaded: int, served: int, failed: int) -> None:
+    """Set the gauges of how many models are loaded, of those that are served, and have failed."""
+    MODELS.labels("loaded").set(loaded)
+    MODELS.labels("not_loaded").set(served - loaded)
+    MODELS.labels("failed").set(failed)
+
+
+def forget_model(model: str, version: str) -> None:
+    """Show no gauges of a model version that is served no longer."""
+    for gauge in (FREE_SEQUENCES, FREE_TOKENS, BATCH_FILL, RATE):
+        with suppress(KeyError):
+            gauge.remove(model, version)
+    ENGINE_STATS.set_stats(model, version, None)
 
 
 def observe_heartbeat(beat: Heartbeat) -> None:
