@@ -42,16 +42,6 @@ FREE_TOKENS = Gauge("millstream_worker_free_kv_tokens", "Credit: KV tokens not r
 BATCH_FILL = Gauge(
     "millstream_worker_batch_fill_ratio", "Running sequences over the maximum.", _POOL
 )
-LOAD_FAILURES = Counter(
-    "millstream_worker_load_failures_total",
-    "Models not loaded: `not_registered`, `refused`, `not_permitted`, `too_large`, `load`.",
-    ["model", "reason"],
-)
-MODELS = Gauge(
-    "millstream_worker_models",
-    "Models: `loaded`, `not_loaded` (none needs it), `failed`.",
-    ["state"],
-)
 WORKER_SECONDS = Counter(
     "millstream_worker_seconds_total",
     "Seconds of this worker: `step` (of the engine), `idle`, `load`; `lost` is a part of `step`.",
@@ -153,13 +143,6 @@ def observe_worker_time(time: WorkerTime) -> None:
     uses["step"] = time.elapsed_ns - time.idle_ns - time.load_ns
     for use, nanoseconds in uses.items():
         WORKER_SECONDS.labels(time.model, time.version, use).inc(nanoseconds / 1e9)
-
-
-def observe_models(loaded: int, served: int, failed: int) -> None:
-    """Set the gauges of how many models are loaded, of those that are served, and have failed."""
-    MODELS.labels("loaded").set(loaded)
-    MODELS.labels("not_loaded").set(served - loaded)
-    MODELS.labels("failed").set(failed)
 
 
 def forget_model(model: str, version: str) -> None:

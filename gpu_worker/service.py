@@ -14,9 +14,10 @@ from gpu_worker.compute_meter import ComputeMeter, ModelMeter
 from gpu_worker.compute_reporter import ComputeReporter
 from gpu_worker.drain_controller import DrainController
 from gpu_worker.identity import WorkerIdentity
-from gpu_worker.metrics import ENGINE_STATS, observe_finished, observe_heartbeat, observe_models
+from gpu_worker.metrics import ENGINE_STATS, forget_model, observe_finished, observe_heartbeat
 from gpu_worker.models.loading import Loader
 from gpu_worker.models.memory_plan import MemoryPlan
+from gpu_worker.models.metrics import observe_models
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.models.model_manager import ManagedModel, ModelManager
 from gpu_worker.models.record_checks import check_model
@@ -218,14 +219,19 @@ async def _serve(
 
 
 async def _export_metrics(manager: ModelManager, seconds: float) -> None:
-    """Export credit and engine stats every `seconds`; on cancel the engine stats disappear."""
+    """Export credit and engine stats every `seconds`; what is served no longer disappears."""
+    shown: set[tuple[str, str]] = set()
     try:
         while True:
-            for server in manager.servers:
+            servers = {(s.identity.model, s.identity.version): s for s in manager.servers}
+            for gone in shown - servers.keys():
+                forget_model(*gone)
+            for served, server in servers.items():
                 observe_heartbeat(server.build_heartbeat())
-                ENGINE_STATS.set_stats(server.identity.model, server.identity.version, server.stats)
+                ENGINE_STATS.set_stats(*served, server.stats)
+            shown = {*servers}
             observe_models(len(manager.taken_bytes), len(manager.models), len(manager.not_loaded))
             await asyncio.sleep(seconds)
     finally:
-        for server in manager.servers:
-            ENGINE_STATS.set_stats(server.identity.model, server.identity.version, None)
+        for served in shown:
+            ENGINE_STATS.set_stats(*served, None)

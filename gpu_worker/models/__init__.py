@@ -9,5 +9,6 @@ model_manager   asks the planner for the next step and does it; backs off from e
 model_eviction  the planner: each model's share of memory, which model waits, which makes room
 memory_plan     divides the worker's memory over the models that it serves
 loading         a registered version becomes an engine: verify, load, warm up, each stage timed
+metrics         models that are loaded, and those that could not be, for Prometheus
 proof_records   which versions were proven to compute what transformers computes
 """

@@ -17,9 +17,9 @@ from gpu_worker.compute_meter import ComputeMeter
 from gpu_worker.engines.driver import EngineCrashed
 from gpu_worker.engines.engine_watchdog import EngineHung
 from gpu_worker.identity import WorkerIdentity
-from gpu_worker.metrics import LOAD_FAILURES
 from gpu_worker.models.loading import Loader
 from gpu_worker.models.memory_plan import MemoryShares
+from gpu_worker.models.metrics import LOAD_FAILURES
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.pool.model_server import ModelServer
 from registry.models import Model, Version

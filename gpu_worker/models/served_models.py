@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from gpu_worker.engines.engine import DoesNotFit
-from gpu_worker.metrics import LOAD_FAILURES, forget_model
 from gpu_worker.models.memory_plan import MemoryPlan
+from gpu_worker.models.metrics import LOAD_FAILURES
 from gpu_worker.models.model_manager import MAX_REASON, ManagedModel, ModelManager
 from gpu_worker.models.record_checks import ModelRefused, check_model
 from gpu_worker.models.registration import describe_missing
@@ -171,7 +171,6 @@ class ServedModelsFollower:
 
     async def _remove(self, key: str) -> None:
         deadline = asyncio.get_running_loop().time() + self._settings.drain_seconds
-        managed = self._manager.models[key]
         try:
             await self._manager.remove(
                 key, lambda: max(0.0, deadline - asyncio.get_running_loop().time())
@@ -179,7 +178,6 @@ class ServedModelsFollower:
         finally:
             del self._leaving[key]
         self._manager.not_loaded.pop(key, None)
-        forget_model(managed.model.name, managed.version.id)
         await self._plan_memory({})
         self._changed.set()
 
