@@ -35,9 +35,9 @@ BACKOFF_RESET_SECONDS = 30.0  # an engine that ran for this long begins a new ro
 class ManagedModel:
     """One model of the worker, with or without a loaded engine; times are monotonic seconds.
 
-    `ready_at` is when its engine was ready, 0 without one. `failures` counts failures in a row, of
-    which `failure` is the last, and after which nothing is loaded before `backoff_until`. A model
-    that `is_new` was never loaded here; one that `is_leaving` is served no longer.
+    `ready_at` is when its engine was ready, 0 without one. `failures` counts failures in a row,
+    after which nothing is loaded before `backoff_until`. A model that `is_new` was never loaded
+    here; one that `is_leaving` is served no longer.
     """
 
     server: ModelServer
@@ -45,7 +45,6 @@ class ManagedModel:
     version: Version
     is_new: bool = True
     is_leaving: bool = False
-    failure: str = ""
     ready_at: float = 0.0
     failures: int = 0  # in a row
     backoff_until: float = 0.0
@@ -106,14 +105,10 @@ class ModelManager:
         """The bytes that each loaded or loading model takes, as far as it is planned."""
         return self._planner.taken_bytes
 
-    def is_waiting_to_load(self, name: str) -> bool:
-        """Return True for a new model that will be loaded without waiting for memory or work."""
-        managed = self._models[name]
-        return (
-            managed.is_new
-            and not managed.failure
-            and (name in self._planner.loaded or self._planner.fits(name))
-        )
+    def will_load(self, name: str) -> bool:
+        """Return True for a new model that will be loaded without waiting for memory."""
+        is_placed = name in self._planner.loaded or self._planner.fits(name)
+        return self._models[name].is_new and is_placed
 
     def plan_memory(self, memory: MemoryShares) -> None:
         """Take over the memory of the worker's models, of those about to be added, too."""
@@ -260,8 +255,7 @@ class ModelManager:
             pause = managed.record_failure(time.monotonic())
             managed.server.set_accepting(False)
             log.exception("model_not_loaded", model=name, retry_after_seconds=pause)
-            managed.failure = f"{type(error).__name__}: {error}"[:MAX_REASON]
-            self.not_loaded[name] = managed.failure
+            self.not_loaded[name] = f"{type(error).__name__}: {error}"[:MAX_REASON]
             LOAD_FAILURES.labels(managed.model.name, "load").inc()
             del error
             await managed.server.release_all()
@@ -275,7 +269,7 @@ class ModelManager:
                 managed.model, managed.version, (taken or None) if is_bounded else None
             )
         managed.server.attach_engine(engine)
-        managed.ready_at, managed.is_new, managed.failure = time.monotonic(), False, ""
+        managed.ready_at, managed.is_new = time.monotonic(), False
         self._planner.mark_ready(name, managed.ready_at)
         self.not_loaded.pop(name, None)
         self.on_change()

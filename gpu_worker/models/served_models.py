@@ -60,6 +60,7 @@ class ServedModelsFollower:
         self._meant: dict[str, str] = {}  # by name, the MODEL@VERSION that it last was served as
         self._pins = self._new_pins = read_pinned_models(settings.nats_files.creds)
         self._new_since = 0.0
+        self._replaced_by: dict[str, str] = {}  # what names meant before, and what they mean now
         self._told: dict[str, str] = {}  # why names are not served, as it was logged
 
     @property
@@ -85,15 +86,16 @@ class ServedModelsFollower:
                     continue
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
-        if not self._registry.models:  # one that lost its bucket gets it back in half a minute
-            return
         wanted, problems = await self._resolve_all()
-        self._tell(problems)
         for key, (model, version) in wanted.items():
             if key not in self._manager.models:
-                await self._add(key, model, version)
+                try:
+                    await self._add(key, model, version)
+                except Exception as error:  # of another model's files, which its plan has to read
+                    problems[key] = _NotServed("load", f"{type(error).__name__}: {error}")
+        self._tell(problems)
         for key in list(self._manager.models):
-            if key not in wanted and key not in self._leaving and not self._is_kept(key, wanted):
+            if key not in wanted and key not in self._leaving and not self._is_kept(key):
                 self._leaving[key] = tasks.create_task(self._remove(key), name=f"leave-{key}")
 
     async def _resolve_all(self) -> tuple[dict[str, tuple[Model, Version]], dict[str, _NotServed]]:
@@ -110,8 +112,12 @@ class ServedModelsFollower:
                 if found is None:
                     continue
                 model, version = found  # a version that cannot be served leaves that before it
-            self._meant[name] = f"{model.name}@{version.id}"
-            wanted[self._meant[name]] = model, version
+            key, before = f"{model.name}@{version.id}", self._meant.get(name)
+            if before not in (None, key):
+                self._replaced_by[before] = key
+            self._meant[name] = key
+            wanted[key] = model, version
+        self._replaced_by = {k: new for k, new in self._replaced_by.items() if k not in wanted}
         return wanted, problems
 
     async def _resolve(
@@ -178,7 +184,11 @@ class ServedModelsFollower:
         finally:
             del self._leaving[key]
         self._manager.not_loaded.pop(key, None)
-        await self._plan_memory({})
+        self._replaced_by.pop(key, None)
+        try:
+            await self._plan_memory({})
+        except Exception as error:  # the others keep the memory that was planned before
+            log.warning("memory_not_planned", reason=f"{type(error).__name__}: {error}")
         self._changed.set()
 
     async def _account_for_unbounded(self) -> None:
@@ -194,12 +204,13 @@ class ServedModelsFollower:
         loaded = self._manager.taken_bytes
         self._manager.plan_memory(await self._memory.divide_beside({**current, **added}, loaded))
 
-    def _is_kept(self, key: str, wanted: Mapping[str, tuple[Model, Version]]) -> bool:
-        """Return True while the version that replaces this one is about to be loaded beside it."""
-        old = self._manager.models[key].model.name
-        return any(
-            model.name == old and self._manager.is_waiting_to_load(other)
-            for other, (model, _) in wanted.items()
+    def _is_kept(self, key: str) -> bool:
+        """Return True while what replaces a version is still to be loaded beside it."""
+        successor = self._replaced_by.get(key)
+        return (
+            successor is not None
+            and successor in self._manager.models
+            and self._manager.will_load(successor)
         )
 
     def _tell(self, problems: Mapping[str, _NotServed]) -> None:

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 import dispatcher.service
 import gpu_worker.service
+from gpu_worker.engines.mock import MockEngine
 from gpu_worker.settings import WorkerSettings
 from registry.model_inspection import model_from
 from registry.models import Model, Version, mock_model
@@ -134,6 +135,34 @@ async def test_a_new_version_replaces_the_old_one_without_a_restart(
         ), "the new version is loaded before the old one goes"
 
 
+async def test_a_new_version_that_cannot_be_loaded_leaves_the_old_one_in_place(
+    nats_url: str, said: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it can be: then it takes over."""
+    load, is_away = MockEngine.load, True
+
+    def maybe_load(folder: Path | None = None, **options: Any) -> MockEngine:
+        if options["itl_ms"] == SLOW["itl_ms"] and is_away:
+            raise OSError("the disk is away")
+        return load(folder, **options)
+
+    monkeypatch.setattr(MockEngine, "load", maybe_load)
+    async with (
+        dispatched(nats_url, mock_version("a", "1", **QUICK)) as c,
+        running(gpu_worker.service, given(nats_url, "a", model=("a",))),
+    ):
+        await eventually_served(c, "a", {"1": True})
+        await c.registry.add_model(mock_version("a", "2", **SLOW))
+        await eventually(lambda: find(said, "model_not_loaded", "a@2"))
+        await eventually_served(c, "a", {"1": True, "2": False})
+        request = await c.send(model="a", version="1")
+        await eventually(lambda: c.terminal(request))
+        is_away = False
+        await eventually_served(c, "a", {"2": True})
+        request = await c.send(model="a")
+        await eventually(lambda: c.terminal(request))
+
+
 async def test_an_alias_that_moves_moves_what_is_served(nats_url: str) -> None:
     """By one record of the alias, and without a word to the worker."""
     a, b = mock_model("a", **QUICK), mock_model("b", **QUICK)
@@ -204,7 +233,9 @@ async def reasons_of(c: BrokerClient, names: set[str]) -> dict[str, str]:
 
     async def told() -> dict[str, str]:
         report = await c.report("mock")
-        found: dict[str, str] = report["workers"][0]["not_loaded"] if report else {}
+        found: dict[str, str] = (
+            report["workers"][0]["not_loaded"] if report and report["workers"] else {}
+        )
         return found if found.keys() == names else {}
 
     return await eventually(told)
