@@ -22,7 +22,7 @@ from admin.metrics import AUDIT_USED
 from registry.credentials.key_records import Denial, ManagedKey
 from registry.credentials.tenant_accounts import TenantAccount
 from registry.kv_view import RecordChange
-from registry.models import Adapter, Alias, Model
+from registry.models import Adapter, Alias, Model, ServedModels
 from registry.price_records import PriceRecord
 from registry.tenant_records import ApiKey, Tenant
 from streams.broker.broker_client import StoreRefused
@@ -46,6 +46,7 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     Model: ("model", attrgetter("name")),
     Alias: ("alias", attrgetter("name")),
     Adapter: ("adapter", attrgetter("id")),
+    ServedModels: ("served", attrgetter("on")),
     FleetOverride: ("fleet", attrgetter("type")),
     TenantAccount: ("account", attrgetter("tenant")),
 }

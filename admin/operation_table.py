@@ -97,6 +97,13 @@ class AdapterArguments(Arguments):
         return self
 
 
+class ServedArguments(Arguments):
+    """A model, `MODEL[@VERSION]`, and the worker or type of machine `name` that serves it."""
+
+    name: Slug
+    model: str
+
+
 class TenantArguments(TenantLimits):
     """A tenant with its limits and its share of the fleet."""
 
@@ -316,6 +323,30 @@ OPERATIONS = {
             "operator",
             AdapterArguments,
             "Register an adapter, or replace it",
+        ),
+        Operation(
+            "served.list",
+            "GET",
+            "/served",
+            "operator",
+            PageArguments,
+            "List which models the workers of a type, or one worker, serve",
+        ),
+        Operation(
+            "served.add",
+            "PUT",
+            "/served/{name}",
+            "operator",
+            ServedArguments,
+            "Have a model served by the workers of a type, or by one worker",
+        ),
+        Operation(
+            "served.remove",
+            "DELETE",
+            "/served/{name}",
+            "operator",
+            ServedArguments,
+            "Have a model served there no longer",
         ),
         Operation("tenants.list", "GET", "/tenants", "operator", PageArguments, "List the tenants"),
         Operation(

@@ -20,6 +20,7 @@ from admin.audit_trail import AuditTrail, acting
 from admin.caller import Caller
 from admin.declarer import Declarer, Records
 from admin.fleet.fleet_operations import FleetOperations
+from admin.fleet.serving_operations import ServingOperations
 from admin.http_api import build_app
 from admin.http_server import AdminServer, listen
 from admin.key_operations import KeyOperations
@@ -168,6 +169,7 @@ def _make_handlers(
         **PriceOperations(registry, prices).handlers,
         **account_operations.handlers,
         **FleetOperations(broker, registry, trail).handlers,
+        **ServingOperations(broker, registry).handlers,
     }
 
 

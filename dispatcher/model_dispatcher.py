@@ -203,10 +203,16 @@ class ModelDispatcher:
         self._dispatch_loop.wake()
 
     def _remove_drained_worker(self, beat: Heartbeat) -> None:
-        """Remove a worker at its own word: what it held it has finished or handed over itself."""
-        if beat.worker in self.state.fleet:
-            self.state.remove_worker(beat.worker)
-            log.info("worker_drained", model=self.model, worker=beat.worker, **beat.drained)
+        """Remove a worker of a version at its own word: it has finished or handed over its work."""
+        if self.state.fleet.last_heartbeat(beat.worker, beat.version):
+            self.state.remove_worker(beat.worker, beat.version)
+            log.info(
+                "worker_drained",
+                model=self.model,
+                version=beat.version,
+                worker=beat.worker,
+                **beat.drained,
+            )
 
     async def _on_gone(self, worker: str) -> None:
         """Remove a worker that is said to have died, unless it answers."""

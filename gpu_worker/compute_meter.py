@@ -23,8 +23,12 @@ class ComputeTimes:
 
 @dataclass
 class _ModelTime:
-    """One model's time since the last report; `undivided` and `shares` are of any age."""
+    """One model's time since the last report; `undivided` and `shares` are of any age.
 
+    A model that `is_retired` is served no longer.
+    """
+
+    is_retired: bool = False
     idle: int = 0
     load: int = 0
     steps: int = 0
@@ -40,8 +44,8 @@ class ComputeMeter:
     none, to those that are being loaded, and else to all of them as idle time. The time of a step
     is divided by the tokens that each request had in it. What is left over of a division is carried
     to the model's next step, and so is a step without tokens. Nothing is rounded, so that the parts
-    are together the time that has passed. `clock` and `started` are nanoseconds. Safe to use from
-    any thread.
+    are together the time that has passed. While there are no models, the time waits for the next
+    one. `clock` and `started` are nanoseconds. Safe to use from any thread.
     """
 
     def __init__(
@@ -59,6 +63,18 @@ class ComputeMeter:
     def of_model(self, model: str) -> "ModelMeter":
         """Return the meter of one model, with which its steps are counted."""
         return ModelMeter(self, model)
+
+    def add(self, model: str) -> None:
+        """Count idle time for this model, too, from now on. Idempotent."""
+        with self._lock:
+            self._count()
+            self._times.setdefault(model, _ModelTime()).is_retired = False
+
+    def retire(self, model: str) -> None:
+        """Count nothing more for a model; the next report is its last."""
+        with self._lock:
+            self._count()
+            self._times[model].is_retired = True
 
     def begin_step(self, model: str) -> None:
         """Count time for a model's step from now on."""
@@ -97,12 +113,14 @@ class ComputeMeter:
     def take(self, model: str, request_id: str) -> int:
         """Return a request's time since it was last taken; the caller has it recorded."""
         with self._lock:
-            return self._times[model].shares.pop(request_id, 0)
+            found = self._times.get(model)
+            return found.shares.pop(request_id, 0) if found else 0
 
     def lose(self, model: str, time: int) -> None:
         """Count time that was taken as lost: no record has it."""
         with self._lock:
-            self._times[model].lost += time
+            if found := self._times.get(model):
+                found.lost += time
 
     def report(self, is_last: bool = False) -> dict[str, ComputeTimes]:
         """Return the times of all models since the last report, by name.
@@ -111,10 +129,18 @@ class ComputeMeter:
         """
         with self._lock:
             self._count()
-            return {name: _report(each, is_last) for name, each in self._times.items()}
+            found = {
+                name: _report(each, is_last or each.is_retired)
+                for name, each in self._times.items()
+            }
+            self._times = {k: each for k, each in self._times.items() if not each.is_retired}
+            return found
 
     def _count(self) -> None:
         """Give the time since this was last called to those to whom it belongs."""
+        serving = [each for each in self._times.values() if not each.is_retired]
+        if not (self._in_step or self._loading or serving):
+            return
         now = max(self._clock(), self._counted_until)
         passed, self._counted_until = now - self._counted_until, now
         if self._in_step:
@@ -125,7 +151,7 @@ class ComputeMeter:
             for each, part in _split(passed, self._loading):
                 each.load += part
         else:
-            for each, part in _split(passed, list(self._times.values())):
+            for each, part in _split(passed, serving):
                 each.idle += part
 
 

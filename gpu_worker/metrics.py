@@ -1,6 +1,7 @@
 """Prometheus metrics of a worker: finished requests, heartbeats and engine counters."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -142,6 +143,14 @@ def observe_worker_time(time: WorkerTime) -> None:
     uses["step"] = time.elapsed_ns - time.idle_ns - time.load_ns
     for use, nanoseconds in uses.items():
         WORKER_SECONDS.labels(time.model, time.version, use).inc(nanoseconds / 1e9)
+
+
+def forget_model(model: str, version: str) -> None:
+    """Show no gauges of a model version that is served no longer."""
+    for gauge in (FREE_SEQUENCES, FREE_TOKENS, BATCH_FILL, RATE):
+        with suppress(KeyError):
+            gauge.remove(model, version)
+    ENGINE_STATS.set_stats(model, version, None)
 
 
 def observe_heartbeat(beat: Heartbeat) -> None:

@@ -4,8 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import structlog
@@ -14,15 +13,16 @@ from nats.aio.msg import Msg
 from gpu_worker.compute_meter import ComputeMeter, ModelMeter
 from gpu_worker.compute_reporter import ComputeReporter
 from gpu_worker.drain_controller import DrainController
-from gpu_worker.engines import factory
 from gpu_worker.identity import WorkerIdentity
-from gpu_worker.metrics import ENGINE_STATS, observe_finished, observe_heartbeat
-from gpu_worker.models import model_eviction
-from gpu_worker.models.loading import Loader, run_in_thread, weight_files
+from gpu_worker.metrics import ENGINE_STATS, forget_model, observe_finished, observe_heartbeat
+from gpu_worker.models.loading import Loader
+from gpu_worker.models.memory_plan import MemoryPlan
+from gpu_worker.models.metrics import observe_models
 from gpu_worker.models.model_eviction import EvictionPlanner
 from gpu_worker.models.model_manager import ManagedModel, ModelManager
 from gpu_worker.models.record_checks import check_model
 from gpu_worker.models.registration import wait_for_models
+from gpu_worker.models.served_models import ServedModelsFollower
 from gpu_worker.pool.model_server import ModelServer
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
@@ -72,17 +72,18 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
         registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
         report = DrainReport()
-        manager = await _run_unless(
-            drain.started, _build_manager(broker, registry, settings, started)
+        models = await _run_unless(
+            drain.started, _build_models(broker, registry, settings, started)
         )
-        if manager is not None:
+        if models is not None:
+            manager = models.manager
             reporter = ComputeReporter(broker, manager.meter, manager.identities)
             stack.push_async_callback(reporter.finish)
             stack.push_async_callback(manager.close)
             await _run_unless(drain.started, manager.preload())
             if not drain.started.is_set():
                 checks["models"] = lambda: manager.can_serve and not drain.started.is_set()
-                report = await _serve(broker, manager, reporter, settings, drain)
+                report = await _serve(broker, models, reporter, settings, drain)
         await drain.send_report(report)
 
 
@@ -98,10 +99,18 @@ async def _run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | 
         await asyncio.wait({working, stopping})
 
 
-async def _build_manager(
+@dataclass(frozen=True)
+class _Models:
+    """The parts of a worker that know its models."""
+
+    manager: ModelManager
+    follower: ServedModelsFollower
+
+
+async def _build_models(
     broker: Broker, registry: Registry, settings: WorkerSettings, started: int
-) -> ModelManager:
-    """Return a manager of the configured models, none of which is loaded yet.
+) -> _Models:
+    """Return the manager of the configured models, none of which is loaded yet, and its follower.
 
     The worker's time counts from `started`, in monotonic nanoseconds.
 
@@ -111,50 +120,23 @@ async def _build_manager(
     versions = await wait_for_models(registry, settings.model)
     for model, version in versions.values():
         check_model(settings.destinations, model, version)
-    budget, shares = await _plan_memory(versions, settings)
+    plan = MemoryPlan(settings)
+    memory = await plan.divide(versions)
     meter = ComputeMeter(versions, started)
-    models = {
-        name: ManagedModel(
-            _build_server(broker, model, version, settings, meter.of_model(name)),
-            model,
-            version,
-            shares[name] or None,
-        )
-        for name, (model, version) in versions.items()
-    }
-    planner = EvictionPlanner(budget, shares, settings.min_residency_seconds)
-    return ModelManager(models, planner, Loader(settings), meter)
 
+    def make_model(model: Model, version: Version) -> ManagedModel:
+        name = f"{model.name}@{version.id}"
+        server = _build_server(broker, model, version, settings, meter.of_model(name))
+        return ManagedModel(server, model, version)
 
-async def _plan_memory(
-    versions: dict[str, tuple[Model, Version]], settings: WorkerSettings
-) -> tuple[int, dict[str, int]]:
-    """Return the memory budget and each model's share of it, in bytes; a share of 0 is unbounded.
-
-    Without `--memory`, a single model and models without weights are not bounded.
-    """
-    if settings.memory is None and (
-        len(versions) == 1 or not any(weight_files(version) for _, version in versions.values())
-    ):
-        return 0, dict.fromkeys(versions, 0)
-    needed = {name: await _needed_bytes(*each, settings) for name, each in versions.items()}
-    if settings.memory is not None:
-        return settings.memory, model_eviction.divide_budget(settings.memory, needed)
-    free, share = await run_in_thread(factory.free_memory, "memory")
-    budget = model_eviction.compute_budget(free, needed.values(), share)
-    return budget, model_eviction.divide_budget(budget, needed)
-
-
-async def _needed_bytes(model: Model, version: Version, settings: WorkerSettings) -> int:
-    """Return the least memory, in bytes, to plan for a model; 0 for one without weights here."""
-    if not (files := weight_files(version)):
-        return 0
-    directory = Path(version.directory or "")
-    size = await run_in_thread(
-        partial(factory.loaded_weight_bytes, directory, files, model.engine), "memory"
+    planner = EvictionPlanner(
+        memory.budget, memory.shares, settings.min_residency_seconds, memory.needs
     )
-    adapter_bytes = settings.adapter_bytes if model.engine == "transformers" else 0
-    return model_eviction.estimate_needed_bytes(size, adapter_bytes)
+    limits_memory = settings.memory is not None
+    manager = ModelManager(planner, Loader(settings), meter, limits_memory)
+    for name, found in versions.items():
+        manager.add(name, make_model(*found))
+    return _Models(manager, ServedModelsFollower(registry, settings, manager, plan, make_model))
 
 
 def _build_server(
@@ -166,18 +148,19 @@ def _build_server(
     return ModelServer(broker, identity, version.context_length, observe_finished, timeout, meter)
 
 
-async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) -> BrokerSubscription:
+async def _subscribe(broker: Broker, worker: str, manager: ModelManager) -> BrokerSubscription:
     """Hear cancels, and answer the questions asked of this worker or of all, while connected.
 
     Returns the subscription to "who serves this request?", which a drained worker ends first.
     """
 
     async def on_cancel(cancelled: tuple[str, str]) -> None:
-        for server in servers:
+        for server in manager.servers:
             server.cancel(*cancelled)
 
     async def on_find(msg: Msg) -> None:
-        if any(server.has_request(*subjects.parse_request_id(msg.subject)) for server in servers):
+        found = subjects.parse_request_id(msg.subject)
+        if any(server.has_request(*found) for server in manager.servers):
             await broker.publish(msg.reply, b"known")
 
     async def on_alive(msg: Msg) -> None:
@@ -185,7 +168,7 @@ async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) ->
 
     async def on_written(msg: Msg) -> None:
         query = messages.from_wire(RecordsQuery, messages.unpack(msg.data))
-        pages = (server.read_cached_log(query) for server in servers)
+        pages = (server.read_cached_log(query) for server in manager.servers)
         page = next(filter(None, pages), None)
         if page or msg.subject != subjects.WRITTEN_BY_ANY:
             await broker.publish(msg.reply, messages.pack(page))
@@ -200,30 +183,29 @@ async def _subscribe(broker: Broker, worker: str, servers: list[ModelServer]) ->
 
 async def _serve(
     broker: Broker,
-    manager: ModelManager,
+    models: _Models,
     reporter: ComputeReporter,
     settings: WorkerSettings,
     drain: DrainController,
 ) -> DrainReport:
     """Serve until the drain starts, then drain every model server and report the work's fate."""
-    servers = manager.servers
+    manager = models.manager
     await declaration.wait_for_stream(broker, topology.WORK)
     await sync_clock(broker)
-    finds = await _subscribe(broker, settings.id, servers)
+    finds = await _subscribe(broker, settings.id, manager)
     async with asyncio.TaskGroup() as tasks:
-        serving = [
-            tasks.create_task(
-                server.run(settings.beat_seconds, settings.ack_wait_seconds),
-                name=server.identity.model,
-            )
-            for server in servers
-        ]
-        managing = tasks.create_task(manager.run(), name="model-manager")
+        managing = tasks.create_task(
+            manager.run(settings.beat_seconds, settings.ack_wait_seconds), name="model-manager"
+        )
+        following = tasks.create_task(models.follower.run(), name="served-models")
         exporting = tasks.create_task(
-            _export_metrics(servers, settings.beat_seconds), name="metrics"
+            _export_metrics(manager, settings.beat_seconds), name="metrics"
         )
         reporting = tasks.create_task(reporter.run(), name="worker-time")
         await drain.started.wait()
+        following.cancel()
+        await asyncio.wait({following})
+        servers = manager.servers
         held = sum(server.credit.held for server in servers)
         log.info("draining", attempts=held, at_most_seconds=round(drain.seconds_left(), 1))
         handed_over = sum(await asyncio.gather(*(s.drain(drain.seconds_left) for s in servers)))
@@ -231,19 +213,25 @@ async def _serve(
         log.info("drained", **vars(report))
         await asyncio.gather(*(s.announce_drained(vars(report)) for s in servers))
         await finds.unsubscribe()
-        for task in (*serving, managing, exporting, reporting):
+        for task in (managing, exporting, reporting):
             task.cancel()
     return report
 
 
-async def _export_metrics(servers: list[ModelServer], seconds: float) -> None:
-    """Export credit and engine stats every `seconds`; on cancel the engine stats disappear."""
+async def _export_metrics(manager: ModelManager, seconds: float) -> None:
+    """Export credit and engine stats every `seconds`; what is served no longer disappears."""
+    shown: set[tuple[str, str]] = set()
     try:
         while True:
-            for server in servers:
+            servers = {(s.identity.model, s.identity.version): s for s in manager.servers}
+            for gone in shown - servers.keys():
+                forget_model(*gone)
+            for served, server in servers.items():
                 observe_heartbeat(server.build_heartbeat())
-                ENGINE_STATS.set_stats(server.identity.model, server.identity.version, server.stats)
+                ENGINE_STATS.set_stats(*served, server.stats)
+            shown = {*servers}
+            observe_models(len(manager.taken_bytes), len(manager.models), len(manager.not_loaded))
             await asyncio.sleep(seconds)
     finally:
-        for server in servers:
-            ENGINE_STATS.set_stats(server.identity.model, server.identity.version, None)
+        for served in shown:
+            ENGINE_STATS.set_stats(*served, None)

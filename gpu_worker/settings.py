@@ -17,7 +17,9 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
     user_class = "worker"
 
     model: tuple[str, ...] = Field(
-        min_length=1, description="registered model to serve, NAME or NAME@VERSION; repeatable"
+        (),
+        description="registered model to serve, NAME or NAME@VERSION; repeatable; without one, "
+        "those that `millstream models serve` says for its --type or --id",
     )
     max_sequences: int = Field(64, ge=1, description="sequences in one running batch")
     max_batch_tokens: int = Field(512, ge=1, description="tokens in one forward pass")
@@ -64,6 +66,14 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
         if name == ANY:
             raise ValueError(f"{ANY!r} stands for any worker: choose another name")
         return name
+
+    @model_validator(mode="after")
+    def _can_be_given_models(self) -> Self:
+        if not self.model and self.type is None and "id" not in self.model_fields_set:
+            raise ValueError(
+                "model is missing: name one, or say by type or id which models it is given"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_model_if_parallel(self) -> Self:

@@ -420,6 +420,24 @@ COMMANDS = (
         "millstream.models.commands:remove",
     ),
     Command(
+        "models serve",
+        "have a model served by running workers: those of a type, or one",
+        "millstream.models.settings:ServeSettings",
+        "millstream.models.serving:serve",
+    ),
+    Command(
+        "models unserve",
+        "have a model served there no longer",
+        "millstream.models.settings:ServeSettings",
+        "millstream.models.serving:unserve",
+    ),
+    Command(
+        "models served",
+        "list which workers have to serve which models, and how far they are",
+        "millstream.models.settings:ListSettings",
+        "millstream.models.serving:list_served",
+    ),
+    Command(
         "alias set",
         "make a name mean a model, or one of its versions",
         "millstream.models.settings:AliasSettings",

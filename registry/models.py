@@ -276,6 +276,17 @@ class Target(NamedTuple):
     adapter: Adapter | None = None
 
 
+class ServedModels(Record):
+    """Models that running workers serve beside those of their own settings.
+
+    `on` is a worker's id, or a type of machine, which stands for all workers of that type. Each of
+    `models` is `MODEL`, `ALIAS` or `MODEL@VERSION`; without a version it follows the registry.
+    """
+
+    on: Annotated[str, AfterValidator(token)]
+    models: tuple[str, ...]
+
+
 def mock_model(name: str = "mock", *, context_length: int = 8192, **options: float) -> Model:
     """Return the record of a model of the mock engine, which needs no weights.
 

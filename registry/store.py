@@ -1,16 +1,27 @@
-"""Registry: models, adapters and aliases in the KV bucket `registry`, as a live view."""
+"""Registry: models, adapters, aliases and served models in the KV bucket `registry`, live."""
 
 from collections.abc import Callable, Mapping
 
 from registry.kv_records import KvRecords
 from registry.kv_view import OPEN_SECONDS, Declares, never
-from registry.models import INHERITED_FIELDS, Adapter, Alias, AliasTarget, Model, Target, Version
+from registry.models import (
+    INHERITED_FIELDS,
+    Adapter,
+    Alias,
+    AliasTarget,
+    Model,
+    ServedModels,
+    Target,
+    Version,
+)
 from streams.broker.broker_client import Broker
-from streams.errors import MillstreamError, ModelNotFound
+from streams.errors import MillstreamError, ModelNotFound, NotFound
 from streams.subjects import escape
 
 BUCKET = "registry"
-_MODEL, _ALIAS, _ADAPTER = "model.", "alias.", "adapter."
+_MODEL, _ALIAS, _ADAPTER, _SERVED = "model.", "alias.", "adapter.", "served."
+MAX_SERVED = 64  # models of one record: each takes a worker's time to look after
+_Record = Model | Alias | Adapter | ServedModels
 
 
 class NameTaken(MillstreamError):
@@ -21,6 +32,17 @@ class NameTaken(MillstreamError):
     def __init__(self, name: str) -> None:
         super().__init__(f"{name!r} is a model's own name")
         self.name = name
+
+
+class TooManyServed(MillstreamError):
+    """A worker or type has as many models to serve as it may have."""
+
+    code = "invalid_request"
+
+    def __init__(self, on: str) -> None:
+        super().__init__(
+            f"{on!r} has {MAX_SERVED} models to serve, the limit: end one with `models unserve`"
+        )
 
 
 class VersionExists(MillstreamError):
@@ -41,8 +63,8 @@ class AliasMoved(MillstreamError):
     code = "alias_moved"
 
 
-class Registry(KvRecords[Model | Alias | Adapter]):
-    """All registered models, aliases and adapters, kept current and looked up without waiting.
+class Registry(KvRecords[_Record]):
+    """All models, aliases, adapters and served models, kept current and looked up without waiting.
 
     `models` has the models by their own names; `resolve` also knows aliases and `model@version`.
     Methods that write also raise `BrokerUnavailable` if the broker does not answer, or
@@ -56,6 +78,7 @@ class Registry(KvRecords[Model | Alias | Adapter]):
         self._models: dict[str, Model] = {}
         self._aliases: dict[str, Alias] = {}
         self._adapters: dict[str, Adapter] = {}
+        self._served: dict[str, ServedModels] = {}
         self._view.on_change(self._index_records)
 
     @property
@@ -72,6 +95,11 @@ class Registry(KvRecords[Model | Alias | Adapter]):
     def adapters(self) -> Mapping[str, Adapter]:
         """All adapters by the names that clients use (`model:name`), in order of name."""
         return self._adapters
+
+    @property
+    def served(self) -> Mapping[str, ServedModels]:
+        """Which models are served by workers, by the worker's id or type, in order of that."""
+        return self._served
 
     def resolve(self, name: str) -> tuple[Model, Version]:
         """Return the model and version meant by `model`, `alias` or either with `@version`.
@@ -143,7 +171,7 @@ class Registry(KvRecords[Model | Alias | Adapter]):
         target = AliasTarget(model=model, version=version)
         self.resolve(str(target))
 
-        def move(old: Model | Alias | Adapter | None) -> Alias:
+        def move(old: _Record | None) -> Alias:
             alias = old if isinstance(old, Alias) else None
             current = str(alias.target) if alias else "nothing"
             if expected not in (None, current):
@@ -159,7 +187,7 @@ class Registry(KvRecords[Model | Alias | Adapter]):
         `AliasMoved` if it has meant nothing else.
         """
 
-        def move(old: Model | Alias | Adapter | None) -> Alias:
+        def move(old: _Record | None) -> Alias:
             if not isinstance(old, Alias):
                 raise ModelNotFound(name)
             if not old.earlier:
@@ -169,9 +197,7 @@ class Registry(KvRecords[Model | Alias | Adapter]):
 
         return await self._write_alias(name, move)
 
-    async def _write_alias(
-        self, name: str, move: Callable[[Model | Alias | Adapter | None], Alias]
-    ) -> Alias:
+    async def _write_alias(self, name: str, move: Callable[[_Record | None], Alias]) -> Alias:
         await self._view.write(
             _ALIAS + escape(name), lambda old: move(old).model_dump_json().encode()
         )
@@ -188,6 +214,41 @@ class Registry(KvRecords[Model | Alias | Adapter]):
             raise NameTaken(adapter.id)
         made = adapter.model_dump_json().encode()
         await self._view.write(_adapter_key(adapter), lambda _: made)
+
+    async def serve(self, on: str, model: str) -> ServedModels:
+        """Have a model served by a worker or by all of a type, and return all that it has to serve.
+
+        `model` may name an alias or a version. Idempotent, and safe against concurrent writers.
+        Raises `ModelNotFound` if the model or version does not exist, and `TooManyServed`.
+        """
+        self.resolve(model)
+
+        def add(old: _Record | None) -> bytes:
+            models = old.models if isinstance(old, ServedModels) else ()
+            if model not in models and len(models) >= MAX_SERVED:
+                raise TooManyServed(on)
+            added = tuple(dict.fromkeys((*models, model)))
+            return ServedModels(on=on, models=added).model_dump_json().encode()
+
+        await self._view.write(_SERVED + on, add)
+        return self._served.get(on, ServedModels(on=on, models=()))
+
+    async def stop_serving(self, on: str, model: str) -> ServedModels:
+        """Have a model, named as for `serve`, served there no longer; return what still is.
+
+        Raises `NotFound` if it is not in the record.
+        """
+
+        def drop(old: _Record | None) -> bytes | None:
+            models = old.models if isinstance(old, ServedModels) else ()
+            if model not in models:
+                known = ", ".join(models) or "none"
+                raise NotFound(f"{model!r} is not a model that {on!r} has to serve: {known}")
+            left = tuple(each for each in models if each != model)
+            return ServedModels(on=on, models=left).model_dump_json().encode() if left else None
+
+        await self._view.write(_SERVED + on, drop)
+        return self._served.get(on, ServedModels(on=on, models=()))
 
     async def remove(self, name: str) -> None:
         """Remove a model with its aliases and adapters, or an alias, or an adapter, by name.
@@ -207,19 +268,24 @@ class Registry(KvRecords[Model | Alias | Adapter]):
         self._models = {r.name: r for r in records if isinstance(r, Model)}
         self._aliases = {r.name: r for r in records if isinstance(r, Alias)}
         self._adapters = {r.id: r for r in records if isinstance(r, Adapter)}
+        self._served = {r.on: r for r in records if isinstance(r, ServedModels)}
 
     @staticmethod
-    def _decode(key: str, value: bytes) -> Model | Alias | Adapter:
+    def _decode(key: str, value: bytes) -> _Record:
         if key.startswith(_MODEL):
             return Model.model_validate_json(value)
         if key.startswith(_ALIAS):
             return Alias.model_validate_json(value)
         if key.startswith(_ADAPTER):
             return Adapter.model_validate_json(value)
-        raise ValueError("neither a model, an alias nor an adapter")
+        if key.startswith(_SERVED):
+            return ServedModels.model_validate_json(value)
+        raise ValueError("neither a model, an alias, an adapter nor served models")
 
 
-def _sort_key(record: Model | Alias | Adapter) -> str:
+def _sort_key(record: _Record) -> str:
+    if isinstance(record, ServedModels):
+        return record.on
     return record.id if isinstance(record, Adapter) else record.name
 
 
@@ -227,7 +293,7 @@ def _adapter_key(adapter: Adapter) -> str:
     return f"{_ADAPTER}{escape(adapter.model)}.{adapter.name}"
 
 
-def _merge(old: Model | Alias | Adapter | None, new: Model) -> bytes:
+def _merge(old: _Record | None, new: Model) -> bytes:
     if not isinstance(old, Model):
         return new.model_dump_json().encode()
     for version in new.versions.values():

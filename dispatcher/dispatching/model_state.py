@@ -164,17 +164,23 @@ class ModelState:
         self.estimator.service_rate.record_advanced(advance * flight.cost)
         flight.done_fraction += advance
 
-    def remove_worker(self, worker: str) -> list[str]:
+    def remove_worker(self, worker: str, version: str | None = None) -> list[str]:
         """Remove a worker that has ended; return the reply subjects of the requests that it held.
+
+        With a `version`, only as a worker of that one, which it serves no longer.
 
         If the worker has died, the caller publishes a NAK on each, so that the broker delivers the
         request to another worker; a drained one has returned its requests itself. The requests stay
         in flight. An unknown worker gives an empty list.
         """
-        self.fleet.remove_worker(worker)
+        self.fleet.remove_worker(worker, version)
         self.prefix_router.remove_worker(worker)
         self._update_capacity()
-        held = [flight for flight in self.in_flight.values() if flight.holder == worker]
+        held = [
+            flight
+            for flight in self.in_flight.values()
+            if flight.holder == worker and version in (None, flight.version)
+        ]
         for flight in held:
             flight.holder = ""
         return [flight.reply for flight in held]

@@ -242,13 +242,14 @@ class Fleet:
     def __contains__(self, worker: str) -> bool:
         return any(name == worker for name, _ in self._beats)
 
-    def remove_worker(self, worker: str) -> None:
-        """Forget a worker and its free capacity, for all versions. Idempotent.
+    def remove_worker(self, worker: str, version: str | None = None) -> None:
+        """Forget a worker and its free capacity, for all versions or for one. Idempotent.
 
         Requests that were sent to it and not pulled stay pending.
         """
-        for member in [member for member in self._beats if member[0] == worker]:
-            self._drop_member(member)
+        served = [served for name, served in self._beats if name == worker]
+        for each in served if version is None else [version]:
+            self._drop_member((worker, each))
 
     def _drop_member(self, member: _Member) -> None:
         if known := self._beats.pop(member, None):

@@ -2,19 +2,21 @@
 
 Every model has a share of the memory; the shares are sized so that as many models as possible fit
 together. A model with work and without an engine waits, first come first served. The first waiting
-model gets its memory by evicting others: idle ones first, then the least recently used. A model to
-be evicted accepts nothing new and is closed when its last request has ended, but never before it
-has been loaded for the minimum time, so that models which are all busy take turns.
+model gets its memory by evicting others: idle ones first, the fewest, and among these the one that
+costs least to have back: the time of its load times how much it is used. A model to be evicted
+accepts nothing new and is closed when its last request has ended, but never before it has been
+loaded for the minimum time, so that models which are all busy take turns.
 """
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, inf
 
 from gpu_worker.engines.engine import DoesNotFit
 
 # Fraction of the weights' size planned for steps and KV; engines measure it when they load
 WORKING_MEMORY_SHARE = 0.25
+USE_SECONDS = 60.0  # the use of a model is its share of busy time over about this long
 
 
 def estimate_needed_bytes(weight_bytes: int, adapter_bytes: int = 0) -> int:
@@ -74,26 +76,63 @@ class Decision:
 
 @dataclass
 class _LoadedModel:
+    taken_bytes: int
     loaded_at: float
     used_at: float
+    load_seconds: float = 0.0
     is_busy: bool = False
+    use: float = 0.0  # share of recent time with work
+    _seen_at: float = -inf
+
+    def observe(self, is_busy: bool, now: float) -> None:
+        """Count the time since the last call as busy if there was work then."""
+        kept = exp(-(now - self._seen_at) / USE_SECONDS)
+        self.use = kept * self.use + (1 - kept) * self.is_busy
+        if is_busy or self.is_busy:
+            self.used_at = now
+        self.is_busy, self._seen_at = is_busy, now
+
+    @property
+    def reload_cost(self) -> tuple[float, float]:
+        """What evicting it is expected to cost; of two that cost the same, the one used later."""
+        return self.load_seconds * self.use, self.used_at
 
 
 @dataclass
 class EvictionPlanner:
     """Tracks which of one worker's models are loaded, and decides which to load or evict next.
 
-    `budget` and `shares` (the memory of each model) are bytes; no share is larger than the budget.
-    A loaded model is kept for at least `min_residency_seconds`. The planner loads nothing: its
-    caller does, and reports it by `mark_loading` before memory is taken and `mark_closed` when it
-    was given back. `now` is in seconds of any one clock.
+    `budget` and `shares` (the most memory of each model) are bytes; no share is larger than the
+    budget. Both may be replaced by `plan`. A loaded model is kept for at least
+    `min_residency_seconds`. The planner loads nothing: its caller does, and reports it by
+    `mark_loading` before memory is taken and `mark_closed` when it was given back. `now` is in
+    seconds of any one clock.
     """
 
     budget: int
     shares: Mapping[str, int]
     min_residency_seconds: float
+    needs: Mapping[str, int] = field(default_factory=dict)
     _loaded: dict[str, _LoadedModel] = field(default_factory=dict)
     _waiting: list[str] = field(default_factory=list)
+
+    def plan(self, budget: int, shares: Mapping[str, int], needs: Mapping[str, int]) -> None:
+        """Take over the memory of another set of models, which has all that are loaded.
+
+        What is loaded keeps the memory that it took. Beside that, a model may be loaded with less
+        than its share, if no less than it `needs`.
+        """
+        assert self._loaded.keys() <= shares.keys()
+        self.budget, self.shares, self.needs = budget, shares, needs
+
+    def set_taken(self, name: str, taken_bytes: int) -> None:
+        """Record what a loaded model takes that was loaded without a share of its own."""
+        self._loaded[name].taken_bytes = taken_bytes
+
+    @property
+    def taken_bytes(self) -> dict[str, int]:
+        """The bytes that each loaded or loading model takes."""
+        return {name: model.taken_bytes for name, model in self._loaded.items()}
 
     @property
     def loaded(self) -> Set[str]:
@@ -103,20 +142,28 @@ class EvictionPlanner:
     @property
     def free_bytes(self) -> int:
         """Bytes of the budget that no loaded or loading model takes."""
-        return self.budget - sum(self.shares[name] for name in self._loaded)
+        return self.budget - sum(model.taken_bytes for model in self._loaded.values())
 
-    def mark_loading(self, name: str, now: float) -> None:
-        """Record that a model is being loaded: its memory counts as taken, and it no longer waits.
+    def fits(self, name: str) -> bool:
+        """Return True if a model can be loaded now, beside those that are."""
+        return self._least(name) <= self.free_bytes
 
-        Its share must fit in the free memory.
+    def mark_loading(self, name: str, now: float) -> int:
+        """Record that a model is being loaded, and return the bytes that it may take.
+
+        These are its share, or what is free, if that is less. It no longer waits. The model must
+        fit.
         """
-        assert self.shares[name] <= self.free_bytes, f"{name} does not fit"
-        self._loaded[name] = _LoadedModel(now, now)
+        assert self.fits(name), f"{name} does not fit"
+        taken = min(self.shares[name], max(self.free_bytes, self._least(name)))
+        self._loaded[name] = _LoadedModel(taken, now, now)
         self._waiting = [other for other in self._waiting if other != name]
+        return taken
 
     def mark_ready(self, name: str, now: float) -> None:
         """Record that a model's engine is ready; its minimum residency begins at `now`."""
-        self._loaded[name] = _LoadedModel(now, now)
+        model = self._loaded[name]
+        self._loaded[name] = _LoadedModel(model.taken_bytes, now, now, now - model.loaded_at)
 
     def mark_closed(self, name: str) -> None:
         """Record that a model takes no memory: it was closed, has crashed or failed to load."""
@@ -129,11 +176,11 @@ class EvictionPlanner:
         model that no longer has work stops waiting.
         """
         for name, model in self._loaded.items():
-            if name in busy or model.is_busy:
-                model.used_at = now
-            model.is_busy = name in busy
+            model.observe(name in busy, now)
         not_waiting = self._loaded.keys() | (self.shares.keys() - busy)
-        self._waiting = [name for name in self._waiting if name not in not_waiting]
+        self._waiting = [
+            name for name in self._waiting if name in self.shares and name not in not_waiting
+        ]
         self._waiting += [n for n in self.shares if n in busy - self.loaded - {*self._waiting}]
 
     def decide(self, now: float) -> Decision:
@@ -146,29 +193,44 @@ class EvictionPlanner:
         if not self._waiting:
             return Decision()
         first = self._waiting[0]
-        missing = self.shares[first] - self.free_bytes
-        if missing <= 0:
+        if self.fits(first):
             return Decision(load=first)
-        victims = self._choose_victims(missing, now)
+        victims = self._choose_victims(self.shares[first] - self.free_bytes, now)
         idle = [name for name in victims if not self._loaded[name].is_busy]
         return Decision(
             None, idle[0] if idle else None, frozenset(victims), self._next_check_at(now)
         )
 
-    def _choose_victims(self, missing: int, now: float) -> list[str]:
-        """Choose models to evict for `missing` bytes: idle first, then least recently used.
+    def _least(self, name: str) -> int:
+        return min(self.needs.get(name, self.shares[name]), self.shares[name])
 
-        A model within its minimum residency is never chosen, so the result may not be enough.
+    def _choose_victims(self, missing: int, now: float) -> list[str]:
+        """Choose models to evict for `missing` bytes: idle ones if these are enough, the fewest.
+
+        The last one is that which costs least of those that are large enough. A model within its
+        minimum residency is never chosen, so the result may not be enough.
         """
-        order = sorted(self._loaded.items(), key=lambda item: (item[1].is_busy, item[1].used_at))
         victims: list[str] = []
-        for name, model in order:
-            if missing > 0 and model.loaded_at + self.min_residency_seconds <= now:
-                victims.append(name)
-                missing -= self.shares[name]
+        for is_busy in (False, True):
+            candidates = {
+                name: model
+                for name, model in self._loaded.items()
+                if model.is_busy is is_busy and model.loaded_at + self.min_residency_seconds <= now
+            }
+            while missing > 0 and candidates:
+                victims.append(_choose_victim(candidates, missing))
+                missing -= candidates.pop(victims[-1]).taken_bytes
         return victims
 
     def _next_check_at(self, now: float) -> float:
         """Return when the next model reaches its minimum residency; infinite if all have."""
         ends = (model.loaded_at + self.min_residency_seconds for model in self._loaded.values())
         return min((end for end in ends if end > now), default=inf)
+
+
+def _choose_victim(candidates: Mapping[str, _LoadedModel], missing: int) -> str:
+    """Return the cheapest model that takes `missing` bytes alone, or the largest if none does."""
+    enough = [name for name, model in candidates.items() if model.taken_bytes >= missing]
+    if enough:
+        return min(enough, key=lambda name: candidates[name].reload_cost)
+    return max(candidates, key=lambda name: candidates[name].taken_bytes)

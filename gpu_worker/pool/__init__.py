@@ -11,6 +11,6 @@ ack_keepalive       extends the ack wait of accepted work; broker_outage says wh
                     it
 heartbeat           sends the model server's heartbeat, with the parts cache_report and
                     progress_report
-handover_selection  at a drain, picks attempts to release; peer_capacity is what peers have
-                    announced
+handover_selection  at a drain, picks attempts to release
+peer_heartbeats     hears what peers have free; peer_capacity is what they have announced
 """

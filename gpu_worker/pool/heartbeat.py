@@ -13,7 +13,7 @@ from gpu_worker.engines.engine import ReportsCache
 from gpu_worker.identity import WorkerIdentity
 from gpu_worker.pool.cache_report import CacheReporter
 from streams import subjects
-from streams.broker.broker_client import Broker
+from streams.broker.broker_client import Broker, BrokerSubscription
 from streams.errors import BrokerUnavailable
 from streams.messages import Heartbeat
 
@@ -41,6 +41,7 @@ class HeartbeatSender:
         self._build_heartbeat = build_heartbeat
         self._cache_reporter = CacheReporter()
         self._changed = asyncio.Event()
+        self._musters: BrokerSubscription | None = None
 
     def send_soon(self) -> None:
         """Have `run` send a heartbeat within about 10 ms, because something in it has changed.
@@ -56,7 +57,15 @@ class HeartbeatSender:
         full cache report. Raises `BrokerUnavailable` if the broker does not confirm the
         subscription.
         """
-        await self._broker.subscribe(subjects.muster(self._identity.model), self._on_muster)
+        self._musters = await self._broker.subscribe(
+            subjects.muster(self._identity.model), self._on_muster
+        )
+
+    async def stop_listening(self) -> None:
+        """Answer musters no longer. Idempotent."""
+        if self._musters:
+            await self._musters.unsubscribe()
+            self._musters = None
 
     async def run(self, interval: Callable[[], float]) -> None:
         """Send heartbeats until cancelled: one at the start, after each change, and at an interval.

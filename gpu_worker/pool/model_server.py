@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from math import inf
 
 import structlog
@@ -32,11 +33,12 @@ from gpu_worker.pool.ack_keepalive import AckKeepalive
 from gpu_worker.pool.credit import Credit, TokenRate
 from gpu_worker.pool.handover_selection import Handover
 from gpu_worker.pool.heartbeat import HeartbeatSender
+from gpu_worker.pool.peer_heartbeats import PeerHeartbeats
 from gpu_worker.pool.progress_report import PROGRESS_REPORT_SECONDS, ProgressReporter, TokenCounts
 from gpu_worker.pool.pull_loops import PullLoops
 from streams.broker.broker_client import Broker, StoreRefused
 from streams.broker.pull_loop import Delivery
-from streams.broker.retry import wait_for_tasks
+from streams.broker.retry import retry_forever, wait_for_tasks
 from streams.errors import BrokerUnavailable
 from streams.messages import Heartbeat
 from streams.records import dead_letters
@@ -49,6 +51,9 @@ _HANDOVER_CHECK_SECONDS = 0.1  # between two checks which peers can take over at
 # A delivery is reported in heartbeats for so long, since one of them may be lost
 _REPORT_RECEIVED_SECONDS = 1.0
 _MAX_RECEIVED_REPORTED = 1024  # deliveries per heartbeat
+_EMPTY_SECONDS = 5.0  # for a model that is served no longer to pull what was sent to it
+_PEERS_SECONDS = 0.3  # between two looks at peers that have the model loaded
+_MAX_NOT_LOADED = 16  # reasons in one heartbeat
 _RELEASE_SECONDS = 2.0  # for released attempts to return their work to the broker
 OnFinished = Callable[[FinishedRequest], None]
 
@@ -57,7 +62,8 @@ class ModelServer:
     """Serves one model version on this worker, with or without a loaded engine, until drained.
 
     `attach_engine` and `stop_engine` bring and remove its engine. Without one it announces free
-    capacity for one request of up to `context_length` tokens, which will wait for an engine.
+    capacity for one request of up to `context_length` tokens, which will wait for an engine, and
+    none while a peer that has the model loaded has room: it is loaded anew only where it must.
     `on_finished` is called with each finished request, `on_change` when a request begins or ends
     and when the engine has failed. An engine that takes more than `engine_timeout_seconds` for one
     step counts as hung. `meter` counts the engine's time.
@@ -92,7 +98,11 @@ class ModelServer:
         self._progress = ProgressReporter()
         self._last_heartbeat_at = -inf
         self._is_open = True
-        self.is_draining = False
+        self._without_engine = asyncio.Event()
+        self._without_engine.set()
+        self._is_yielding = False
+        self.not_loaded: Mapping[str, str] = {}  # of the worker's models, why they are not
+        self.is_draining = self._is_leaving = False
         self._drained_counts: dict[str, int] = {}
         self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
         self.on_change: Callable[[], None] = lambda: None
@@ -109,8 +119,16 @@ class ModelServer:
 
     @property
     def accepts_work(self) -> bool:
-        """True if new work may be pulled: `set_accepting` allows it, and no drain has begun."""
-        return self._is_open and not self.is_draining
+        """True if new work may be pulled: `set_accepting` allows it, and no drain has begun.
+
+        Without an engine, only if no peer with one has room.
+        """
+        return self._is_open and not self.is_draining and not self._is_yielding
+
+    @property
+    def _announces_room(self) -> bool:
+        """True if new work may be sent here: who leaves still pulls what has been sent."""
+        return self.accepts_work and not self._is_leaving
 
     def set_accepting(self, is_open: bool) -> None:
         """Allow new work (True), or announce no credit and give up outstanding pulls (False).
@@ -130,6 +148,8 @@ class ModelServer:
         `failure`, that of an earlier engine, becomes None.
         """
         self.failure = None
+        self._without_engine.clear()
+        self._is_yielding = False
         preempts = isinstance(engine, Preemptive) and engine.preempts
         self.credit.resize(engine.free_capacity(), preempts)
         self._throttled = engine if isinstance(engine, Throttled) else None
@@ -152,6 +172,7 @@ class ModelServer:
     def _detach_engine(self) -> None:
         self._throttled = self._stats_source = self._heartbeat.cache = None
         self.credit.resize(self._capacity_without_engine)
+        self._without_engine.set()
         self._heartbeat.send_soon()
 
     async def release_all(self) -> None:
@@ -166,11 +187,10 @@ class ModelServer:
     async def run(self, beat_seconds: float, ack_wait_seconds: float) -> None:
         """Pull work, run attempts and send heartbeats until cancelled.
 
-        A heartbeat is sent, and work reported as in progress, every `beat_seconds`. Raises
-        `BrokerUnavailable`, alone or in an exception group, if it cannot start; later outages of
-        the broker are waited out.
+        A heartbeat is sent, and work reported as in progress, every `beat_seconds`. Outages of the
+        broker are waited out. Raises `TopologyMismatch` if the broker refuses a consumer.
         """
-        await self._heartbeat.listen()
+        await retry_forever(self._heartbeat.listen)
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             await self._pull_loops.start(tasks, ack_wait_seconds)
@@ -184,6 +204,7 @@ class ModelServer:
             tasks.create_task(
                 self._ack_keepalive.abandon_when_cut_off(ack_wait_seconds), name="broker-outage"
             )
+            tasks.create_task(self._yield_to_peers(), name="peers")
             if driver := self._engine_holder.driver:
                 tasks.create_task(self._watch_engine(driver), name="engine")
 
@@ -236,6 +257,45 @@ class ModelServer:
         handed_over += sum(attempt.is_active for attempt in self._attempts.values())
         await self.release_all()
         return handed_over
+
+    async def leave(self, seconds_left: Callable[[], float]) -> int:
+        """Drain as `drain` does while the worker goes on, and tell the model's leader of the end.
+
+        First what has been sent to the model's pool is pulled, in up to five seconds: nobody else
+        may serve the version any more.
+        """
+        self._is_leaving = True
+        self._heartbeat.send_soon()
+        held = self.credit.held
+        if self._tasks and self._engine_holder.driver:
+            try:
+                await self._pull_loops.wait_until_empty(min(seconds_left(), _EMPTY_SECONDS))
+            except BrokerUnavailable as error:
+                log.warning("work_not_counted", reason=str(error))
+        handed_over = await self.drain(seconds_left)
+        await self._heartbeat.stop_listening()
+        await self.announce_drained(
+            {"finished": max(0, held - handed_over), "handed_over": handed_over}
+        )
+        return handed_over
+
+    async def _yield_to_peers(self) -> None:
+        """While there is no engine, accept nothing that a peer with one has room for."""
+        while True:
+            await self._without_engine.wait()
+            async with PeerHeartbeats(self._broker, self.identity) as peers:
+                self._set_yielding(True)  # until they have had time to answer
+                while self._without_engine.is_set():
+                    await asyncio.sleep(_PEERS_SECONDS)
+                    has_room = peers.capacity.has_room(time.monotonic())
+                    self._set_yielding(has_room and self._without_engine.is_set())
+
+    def _set_yielding(self, is_yielding: bool) -> None:
+        if is_yielding != self._is_yielding:
+            self._is_yielding = is_yielding
+            if is_yielding:
+                self._pull_loops.withdraw()
+            self._announce_credit()
 
     async def announce_drained(self, counts: dict[str, int]) -> None:
         """Tell the model's leader that this worker has drained and is about to end.
@@ -343,8 +403,8 @@ class ModelServer:
             worker=self.identity.worker,
             model=self.identity.model,
             version=self.identity.version,
-            free_sequences=credit.free_sequences if self.accepts_work else 0,
-            free_tokens=credit.free_tokens if self.accepts_work else 0,
+            free_sequences=credit.free_sequences if self._announces_room else 0,
+            free_tokens=credit.free_tokens if self._announces_room else 0,
             running=min(credit.held, credit.max_sequences),
             waiting=max(0, credit.held - credit.max_sequences),
             max_sequences=credit.max_sequences,
@@ -353,10 +413,11 @@ class ModelServer:
             tokens_per_second=round(self._rate.sample(time.monotonic()), 3),
             pulled=dict(self._pull_loops.pulled),
             pulled_own=self._pull_loops.pulled_own,
-            draining=self.is_draining,
+            draining=self.is_draining or self._is_leaving,
             drained=self._drained_counts,
             resident=self._engine_holder.driver is not None,
             type=self.identity.type,
+            not_loaded=dict(islice(self.not_loaded.items(), _MAX_NOT_LOADED)),
             room=self._free_by_priority() if credit.preempts else {},
         )
 
@@ -395,7 +456,8 @@ class ModelServer:
     def _free_by_priority(self) -> dict[str, tuple[int, int]]:
         """Return the free sequences and KV tokens for each priority."""
         return {
-            str(p): self.credit.free_capacity(p) if self.accepts_work else (0, 0) for p in Priority
+            str(p): self.credit.free_capacity(p) if self._announces_room else (0, 0)
+            for p in Priority
         }
 
     def _token_counts(self) -> TokenCounts:

@@ -38,6 +38,13 @@ class PeerCapacity:
             free = beat.free_sequences - beat.waiting
             self._peers[beat.worker] = _Peer(free, beat.free_tokens, now)
 
+    def has_room(self, now: float) -> bool:
+        """Return True if a peer that has loaded the model could run one more request now."""
+        return any(
+            now - peer.heard_at < STALE_SECONDS and peer.sequences > 0
+            for peer in self._peers.values()
+        )
+
     def reserve(self, cost: int, now: float) -> bool:
         """Count a sequence and `cost` KV tokens as taken on a peer that has them free.
 

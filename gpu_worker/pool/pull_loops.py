@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from nats.js.api import ConsumerConfig
@@ -15,6 +16,8 @@ from streams.broker.retry import retry_forever, wait_for_tasks
 from streams.subjects import PoolKey, Priority
 
 _STOP_SECONDS = 2.0
+_CHECK_SECONDS = 0.2  # between two looks at what waits to be pulled
+_EMPTY_CHECKS = 2  # in a row: what was on its way to the broker at the first is there at the second
 
 PullLimit = Callable[[Priority], int]
 OnDelivery = Callable[[Delivery], None]
@@ -68,6 +71,25 @@ class PullLoops:
         """
         for pull in self._pulls:
             pull.withdraw()
+
+    async def wait_until_empty(self, seconds: float) -> None:
+        """Pull until nothing that was sent to the pool or this worker waits to be pulled.
+
+        Returns after `seconds` at the latest. Raises `BrokerUnavailable`.
+        """
+        empty_checks = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while empty_checks < _EMPTY_CHECKS:
+                    await asyncio.sleep(_CHECK_SECONDS)
+                    empty_checks = 0 if await self._has_waiting() else empty_checks + 1
+
+    async def _has_waiting(self) -> bool:
+        infos = [
+            await declaration.consumer_info(self._broker, topology.WORK, pull.consumer)
+            for pull in self._pulls
+        ]
+        return any(info.num_pending for info in infos if info)
 
     async def stop(self) -> None:
         """Cancel the pull tasks and wait up to two seconds for them to end; raises nothing."""

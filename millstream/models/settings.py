@@ -9,7 +9,7 @@ from pydantic.config import JsonDict
 from millstream.admin.settings import AdminClientSettings
 from registry.models import GenerationConfig, LatencyGoals, ModelName, Task
 from registry.remote_models import RemoteApi, Url
-from streams.base_settings import FLAG_ONLY, POSITIONAL, UPSTREAM_PREFIX, LogLevel, Settings
+from streams.base_settings import FLAG_ONLY, POSITIONAL, UPSTREAM_PREFIX, LogLevel, Settings, Slug
 from streams.subjects import Priority, token
 
 _SCOPE_KEY = "of"
@@ -253,6 +253,19 @@ class AliasBackSettings(AdminClientSettings):
 
     name: ModelName = Field(description="the alias", json_schema_extra=POSITIONAL)
     why: str = Field("", max_length=500, description="why; kept in the audit log")
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a sentence")
+
+
+class ServeSettings(AdminClientSettings):
+    """Settings of `millstream models serve` and `unserve`."""
+
+    model: str = Field(
+        description="MODEL, or MODEL@VERSION to stay at one version", json_schema_extra=POSITIONAL
+    )
+    on: Slug = Field(
+        description="a type of machine, for all of its workers, or a worker's id",
+        json_schema_extra=FLAG_ONLY,
+    )
     as_json: bool = Field(False, alias="json", description="print JSON instead of a sentence")
 
 

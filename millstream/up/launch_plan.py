@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from millstream.up import nats_server
@@ -56,11 +56,20 @@ _NOT_PASSED_ON |= {ENV_PREFIX + key.upper() for key in CONNECTION_KEYS}  # of an
 
 
 @dataclass(frozen=True)
+class WorkerUser:
+    """The NATS user of a worker: its type of machine, if any, and the models it has rights for."""
+
+    type: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """The settings, ports, API key and model names with which one `millstream up` starts services.
 
     Its methods return the program (command line and environment) of each child process and the time
-    that each service gets to stop; they start nothing.
+    that each service gets to stop; they start nothing. `workers` has the users of the workers whose
+    programs were made, by name.
     """
 
     settings: UpSettings
@@ -70,6 +79,7 @@ class LaunchPlan:
     api_key: str
     models: Mapping[str, str]  # the source of each, by name
     accounts: BrokerAccounts
+    workers: dict[str, WorkerUser] = field(default_factory=dict)
 
     @property
     def nats_url(self) -> str:
@@ -235,6 +245,7 @@ class LaunchPlan:
             **own_settings,
         }
         allocator = {} if models == ["mock"] else ALLOCATOR_ENVIRONMENT
+        self.workers[name] = WorkerUser(str(own_settings.get("type", "")), tuple(models))
         creds = self.accounts.add_worker(name, models)
         return self._make_program("worker", name, settings, creds, allocator)
 

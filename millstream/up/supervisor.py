@@ -24,12 +24,15 @@ from millstream.up.nats_watchdog import restart_when_unhealthy
 from millstream.up.process_manager import ProcessManager
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
+from millstream.up.worker_rights import WorkerRights
+from registry.store import Registry
 from registry.tenants import check_keys
 from streams import subjects, topology
 from streams.accounts.access import UserClass
 from streams.broker import declaration
 from streams.broker.broker_client import Broker, StoreRefused, connect
 from streams.broker.clock_sync import sync_clock
+from streams.broker.declaration import WAIT_SECONDS
 from streams.connection_files import ConnectionFiles
 from streams.errors import BrokerUnavailable
 
@@ -82,11 +85,13 @@ async def _run_services(manager: ProcessManager, models: dict[str, str]) -> None
     await _start_services(manager, models)
     async with _connect_supervisor(plan, "millstream-up-fleet") as broker:
         provider = await _open_provider(manager, broker)
+        registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         shows_key = sys.stdout.isatty()  # a service manager's journal is no place for it
         text = render_ready_message(plan, manager.directory, shows_key=shows_key)
         print(text, flush=True)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_watch_nats(manager, nats), name="nats watchdog")
+            tasks.create_task(WorkerRights(plan, registry).run(), name="worker rights")
             if provider:
                 tasks.create_task(provider.run(), name="machines")
 

@@ -455,6 +455,7 @@ def _supervisor(make: _Rights) -> list[Right]:
         *make.keeps("its machines", topology.FLEET, subjects.FLEET_MACHINES),
         *make.sees(topology.FLEET),
         *make.hears(BrokerAccount.CONTROL, "wanted machines", subjects.FLEET_PLAN_CHANGED),
+        *make.views(REGISTRY),
     ]
 
 

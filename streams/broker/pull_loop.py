@@ -98,7 +98,7 @@ class PullLoop:
         on_delivery: Callable[[Delivery], None],
         declare: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._broker, self._stream, self._consumer = broker, stream, consumer
+        self._broker, self._stream, self.consumer = broker, stream, consumer
         self._declare = declare
         self._free_capacity, self._on_delivery = free_capacity, on_delivery
         self._wakeup = asyncio.Event()
@@ -131,7 +131,7 @@ class PullLoop:
                 try:
                     await self._run_until_lost()
                 except (BrokerUnavailable, BrokerMisconfigured) as error:
-                    log.warning("pull_paused", consumer=self._consumer, reason=str(error))
+                    log.warning("pull_paused", consumer=self.consumer, reason=str(error))
                     await asyncio.sleep(_PAUSE_SECONDS)
         finally:
             self._broker.on_reconnect.remove(self._mark_lost)
@@ -170,7 +170,7 @@ class PullLoop:
             "expires": int(EXPIRES_SECONDS * _NANOSECONDS),
             "idle_heartbeat": int(HEARTBEAT_SECONDS * _NANOSECONDS),
         }
-        subject = self._broker.api_subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}")
+        subject = self._broker.api_subject(f"CONSUMER.MSG.NEXT.{self._stream}.{self.consumer}")
         await self._broker.publish(
             subject, orjson.dumps(query), reply=f"{inbox}.{self._pull_number}"
         )
@@ -188,7 +188,7 @@ class PullLoop:
                     await self._pull_ended.wait()
             except TimeoutError:
                 if self._last_heard_at + _SILENCE_SECONDS <= silent_at:
-                    log.warning("pull_lost", stream=self._stream, consumer=self._consumer)
+                    log.warning("pull_lost", stream=self._stream, consumer=self.consumer)
                     self._mark_lost()
 
     async def _on_message(self, msg: Msg) -> None:

@@ -56,6 +56,7 @@ def _has_sound_values(beat: Heartbeat) -> bool:
         rooms = [(beat.free_sequences, beat.free_tokens), *beat.room.values()]
         free = [number for sequences, tokens in rooms for number in (sequences, tokens)]
         names = [beat.version, beat.type, *beat.pulled, *beat.room, *beat.drained, *beat.taken]
+        names += [*beat.not_loaded, *beat.not_loaded.values()]
         hashes = [beat.holds, beat.dropped]
         pace = beat.tokens_per_second
     except (TypeError, ValueError, AttributeError):

@@ -258,3 +258,15 @@ def test_the_room_is_whole_again_when_everything_has_left(
     assert fleet.pending_sequences == set(sequences) - gone
     fleet.apply_heartbeat(beat(free=4, pulled=50), 0)
     assert fill(fleet, first=51) == 4 + PREFETCH_PER_WORKER
+
+
+def test_a_worker_that_serves_one_version_no_longer_serves_the_others() -> None:
+    """Its last heartbeat for the one says nothing of them."""
+    fleet = Fleet()
+    for version in ("1", "2"):
+        fleet.apply_heartbeat(beat(version=version), 0)
+    fleet.remove_worker("w", "1")
+    assert (fleet.count_workers("1"), fleet.count_workers("2")) == (0, 1)
+    fleet.remove_worker("w", "1")
+    fleet.remove_worker("w")
+    assert "w" not in fleet

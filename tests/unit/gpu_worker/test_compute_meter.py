@@ -114,3 +114,35 @@ def test_the_parts_are_together_what_has_passed(
     times = meter.report(is_last=True).values()
     assert sum(each.elapsed for each in times) == clock.now
     assert taken + sum(each.idle + each.load + each.lost for each in times) == clock.now
+
+
+def test_models_that_come_and_go_share_the_time_in_which_they_are_there() -> None:
+    """The last report of a model that went has all of its time, and later ones leave it out."""
+    meter, clock = a_meter("a")
+    clock.now = 10
+    meter.add("b")
+    clock.now = 30
+    meter.retire("a")
+    clock.now = 37
+    assert meter.report() == {"a": ComputeTimes(20, 20, 0, 0), "b": ComputeTimes(17, 17, 0, 0)}
+    clock.now = 40
+    assert meter.report() == {"b": ComputeTimes(3, 3, 0, 0)}
+
+
+def test_time_without_any_model_waits_for_the_next_one() -> None:
+    """The machine costs money all the while."""
+    meter, clock = a_meter()
+    clock.now = 50
+    assert meter.report() == {}
+    meter.add("a")
+    clock.now = 60
+    assert meter.report() == {"a": ComputeTimes(60, 60, 0, 0)}
+
+
+def test_what_a_model_that_went_had_for_requests_is_lost_in_its_last_report() -> None:
+    """Nobody takes it any more."""
+    meter, clock = a_meter("m", "other")
+    run_step(meter, clock, 100, a=1)
+    meter.retire("m")
+    assert meter.report()["m"] == ComputeTimes(100, 0, 0, 100)
+    assert meter.take("m", "a") == 0

@@ -161,3 +161,54 @@ def test_a_model_whose_work_has_gone_gives_up_its_place_in_line() -> None:
     assert books.decide(1).evict == "a"
     books.observe(set(), 2)
     assert books.decide(2).draining == frozenset()
+
+
+def loaded(taken: dict[str, int], load_seconds: dict[str, int]) -> EvictionPlanner:
+    """Models that are loaded at once and idle, with what their loads took."""
+    books = EvictionPlanner(sum(taken.values()), {**taken, "new": 10}, min_residency_seconds=0)
+    for name in taken:
+        books.mark_loading(name, 0)
+    for name in taken:
+        books.mark_ready(name, load_seconds[name])
+    return books
+
+
+def test_as_few_models_as_possible_are_evicted() -> None:
+    """One large one, although two small ones would be enough and were used less."""
+    books = loaded({"a": 5, "b": 5, "large": 12}, dict.fromkeys(("a", "b", "large"), 1))
+    books.observe({"large"}, 10)
+    books.observe({"new"}, 20)
+    assert books.decide(20).draining == {"large"}
+
+
+def test_the_model_that_costs_least_to_have_back_is_evicted() -> None:
+    """Used half as much and four times as slow to load: not the least recently used one."""
+    books = loaded({"slow": 10, "quick": 10}, {"slow": 40, "quick": 10})
+    for at in range(100, 400, 20):
+        books.observe({"quick"}, at)
+        books.observe({"slow", "quick"}, at + 10)
+    books.observe({"quick"}, 400)  # used last
+    books.observe({"new"}, 401)
+    assert books.decide(401).evict == "quick"
+
+
+def test_a_model_that_comes_is_loaded_beside_the_others_with_what_it_needs() -> None:
+    """Less than its share: the others keep what they took while they were alone."""
+    books = EvictionPlanner(100, {"a": 70}, 10, {"a": 40})
+    assert books.mark_loading("a", 0) == 70
+    books.mark_ready("a", 1)
+    books.plan(100, {"a": 60, "b": 50}, {"a": 40, "b": 25})
+    assert books.fits("b")
+    assert books.mark_loading("b", 2) == 30
+    assert books.free_bytes == 0
+    books.plan(100, {"a": 50, "b": 50, "c": 50}, dict.fromkeys("abc", 40))
+    assert not books.fits("c")
+
+
+def test_what_was_loaded_without_a_share_is_counted_later() -> None:
+    """The only model of a worker takes what it finds; a second one must not find it free."""
+    books = EvictionPlanner(0, {"a": 0}, 10)
+    books.mark_loading("a", 0)
+    books.set_taken("a", 80)
+    books.plan(100, {"a": 50, "b": 50}, {"a": 30, "b": 30})
+    assert (books.free_bytes, books.fits("b")) == (20, False)

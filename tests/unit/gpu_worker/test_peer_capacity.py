@@ -48,3 +48,14 @@ def test_a_fellow_that_begins_to_drain_or_falls_silent_has_no_room() -> None:
     fellows.record_heartbeat(OTHER, now=5.0)
     fellows.record_heartbeat(replace(OTHER, draining=True), now=5.0)
     assert not fellows.reserve(1, now=5.0)
+
+
+def test_a_peer_has_room_while_it_is_heard_and_has_a_free_sequence() -> None:
+    """Its model is loaded: work goes there before the model is loaded a second time."""
+    peers = PeerCapacity(ME)
+    assert not peers.has_room(now=0.0)
+    peers.record_heartbeat(OTHER, now=0.0)
+    assert peers.has_room(now=1.0)
+    assert not peers.has_room(now=STALE_SECONDS)
+    peers.record_heartbeat(replace(OTHER, free_sequences=0), now=4.0)
+    assert not peers.has_room(now=4.0)

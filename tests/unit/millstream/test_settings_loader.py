@@ -210,9 +210,18 @@ def test_a_key_is_never_quoted() -> None:
 
 
 def test_a_setting_without_default_is_asked_for() -> None:
-    """A worker without a model has nothing to do."""
-    with pytest.raises(UsageError, match="^--model is required$"):
+    """There is no name that would do for any model."""
+    with pytest.raises(UsageError, match="^--name is required$"):
+        load_settings(AddSettings, {"remote": "http://127.0.0.1:1/v1"}, {})
+
+
+def test_a_worker_without_a_model_says_to_which_records_it_looks() -> None:
+    """One without a name of its own would wait for a record that nobody can write."""
+    with pytest.raises(UsageError, match="model is missing: name one, or say by type or id"):
         load_settings(WorkerSettings, {}, {})
+    by_type = load_settings(WorkerSettings, {"type": "l4"}, {})
+    assert isinstance(by_type, WorkerSettings)
+    assert by_type.model == ()
 
 
 @pytest.mark.parametrize(
