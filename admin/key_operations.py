@@ -19,6 +19,7 @@ from registry.credentials.key_format import KeyText
 from registry.credentials.key_pepper import Pepper
 from registry.credentials.key_records import Denial, ManagedKey
 from registry.credentials.keys import Keys, make_key
+from registry.store import Registry
 from registry.tenant_records import ApiKey, Tenant
 from registry.tenants import TenantExists, TenantNotFound, Tenants
 from streams.broker.broker_client import Broker
@@ -29,6 +30,7 @@ from streams.records.key_use import read_last_uses
 
 _CLOCK_SECONDS = 10.0  # in which streams are declared, as a rule
 OPERATORS = "operators"  # the tenant of keys that `millstream admin bootstrap` makes
+_FORCE = "; a key may name it with --force (in the API `force`), though it is not registered"
 _SECRET_FIELDS = {"seal", "pepper"}
 
 
@@ -58,14 +60,24 @@ class AdminKeyExists(MillstreamError):
 
 
 class KeyOperations:
-    """The operations on keys and denials; they raise the errors of `Keys`, and `NoKeyPepper`.
+    """The operations on keys and denials.
+
+    They raise the errors of `Keys`, `NoKeyPepper`, and `ModelNotFound` for a key to models of which
+    one is not registered, unless that is forced.
 
     A change is answered once it is stored. The text of a key is in the answer that creates it, and
     nowhere else.
     """
 
-    def __init__(self, broker: Broker, tenants: Tenants, keys: Keys, pepper: Pepper | None) -> None:
-        self._broker, self._tenants, self._keys = broker, tenants, keys
+    def __init__(
+        self,
+        broker: Broker,
+        registry: Registry,
+        tenants: Tenants,
+        keys: Keys,
+        pepper: Pepper | None,
+    ) -> None:
+        self._broker, self._registry, self._tenants, self._keys = broker, registry, tenants, keys
         self._given_pepper = pepper
 
     @property
@@ -105,13 +117,19 @@ class KeyOperations:
     async def _create_key(self, arguments: KeyArguments) -> JsonBody:
         if self._tenants.get(arguments.tenant) is None:
             raise TenantNotFound(arguments.tenant)
+        self._check_models(arguments)
         pepper, now = self._pepper, await self._now()
-        fields = arguments.model_dump(exclude={"expires_seconds", "name"})
+        fields = arguments.model_dump(exclude={"expires_seconds", "name", "force"})
         expires_at = _expires_at(arguments, now)
         rights = ApiKey(**fields, name=arguments.name or "", expires_at=expires_at)
         text, record = make_key(rights, pepper, now)
         await self._keys.create(record)
         return _show_once(text, record)
+
+    def _check_models(self, limits: KeyLimits) -> None:
+        for name in () if limits.force else limits.models:
+            if not self._registry.knows(name):
+                raise self._registry.not_found(name, _FORCE)
 
     async def _bootstrap(self, arguments: BootstrapArguments) -> JsonBody:
         """Create a key of the tenant `operators`, which is added if it is missing."""
@@ -127,8 +145,11 @@ class KeyOperations:
         return _show_once(text, record)
 
     async def _change_key(self, arguments: KeyChangeArguments) -> JsonBody:
+        self._check_models(arguments)
         now = await self._now()
-        fields = arguments.model_dump(exclude_unset=True, exclude={"expires_seconds", "id"})
+        fields = arguments.model_dump(
+            exclude_unset=True, exclude={"expires_seconds", "id", "force"}
+        )
         if "expires_seconds" in arguments.model_fields_set:
             fields["expires_at"] = _expires_at(arguments, now)
         return _describe(await self._keys.change(arguments.id, fields, now))

@@ -129,6 +129,7 @@ class KeyLimits(QuotaSettings):
     """Limits of a managed API key beside its scopes: quotas, models, networks, expiry, rates."""
 
     models: tuple[str, ...] = Field((), description="models that it may use; none: all")
+    force: bool = Field(False, description="take models that are not registered, too")
     networks: tuple[Network, ...] = Field((), description="CIDRs; none: from everywhere")
     expires_seconds: float | None = Field(None, gt=0, description="from now; null: never")
     max_connections: int | None = Field(None, ge=1, description="connections to each gateway")

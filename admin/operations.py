@@ -21,7 +21,6 @@ from registry.models import Model
 from registry.store import NameTaken, Registry
 from registry.tenant_records import Tenant
 from registry.tenants import TenantNotFound, Tenants
-from streams.errors import ModelNotFound
 
 JsonBody = dict[str, Any]
 K = TypeVar("K", str, int)
@@ -74,6 +73,8 @@ class Operations:
 
     async def _show_model(self, arguments: NameArguments) -> JsonBody:
         """Answer with the model, and with the version and the adapter that the name means."""
+        if not self._registry.knows(arguments.name):
+            raise self._registry.not_found(arguments.name)
         model, version, adapter = self._registry.resolve_target(arguments.name)
         return {
             "model": self._describe_model(model),
@@ -93,7 +94,7 @@ class Operations:
     async def _remove_model(self, arguments: NameArguments) -> JsonBody:
         registry, name = self._registry, arguments.name
         if name not in {*registry.models, *registry.aliases, *registry.adapters}:
-            raise ModelNotFound(name)
+            raise registry.not_found(name)
         await registry.remove(name)
         return {"name": name, "removed": True}
 

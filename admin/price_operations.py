@@ -10,7 +10,6 @@ from admin.operations import Handler, JsonBody, make_page
 from registry.price_book import PriceBook
 from registry.price_records import PriceRecord, per_million, to_picos
 from registry.store import Registry
-from streams.errors import ModelNotFound
 from streams.usage_accounts import Price
 
 
@@ -43,7 +42,7 @@ class PriceOperations:
 
     async def _set_price(self, arguments: PriceArguments) -> JsonBody:
         if arguments.name not in self._registry.models:
-            raise ModelNotFound(arguments.name)
+            raise self._registry.not_found(arguments.name)
         price = Price(
             to_picos(arguments.prompt),
             to_picos(arguments.completion),

@@ -165,7 +165,7 @@ def _make_handlers(
     operations = Operations(registry, tenants, keys, account_operations.withdraw_if_any)
     return {
         **operations.handlers,
-        **KeyOperations(broker, tenants, keys, pepper).handlers,
+        **KeyOperations(broker, registry, tenants, keys, pepper).handlers,
         **PriceOperations(registry, prices).handlers,
         **account_operations.handlers,
         **FleetOperations(broker, registry, trail).handlers,

@@ -15,6 +15,8 @@ RetrySeconds = Annotated[float, Field(gt=0)]
 class JobsSettings(ServiceSettings, WebhookSettings):
     """Settings of one jobs process."""
 
+    user_class = "jobs"
+
     batch_window: int = Field(
         512, ge=1, le=1024, description="requests of one batch that are under way at once"
     )

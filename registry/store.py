@@ -1,6 +1,7 @@
 """Registry: models, adapters, aliases and served models in the KV bucket `registry`, live."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 
 from registry.kv_records import KvRecords
 from registry.kv_view import OPEN_SECONDS, Declares, never
@@ -139,6 +140,26 @@ class Registry(KvRecords[_Record]):
         )
         return (model, version) if version else None
 
+    def knows(self, name: str) -> bool:
+        """Return True if a request may ask for `name`."""
+        try:
+            self.resolve_target(name)
+        except ModelNotFound:
+            return False
+        return True
+
+    def not_found(self, name: str, remedy: str = "") -> ModelNotFound:
+        """Return the error for a name that means nothing, with names near to it, for operators.
+
+        Clients are not told of names, which may be others'.
+        """
+        pinned = (
+            f"{model.name}@{each}" for model in self._models.values() for each in model.versions
+        )
+        known = [*self._models, *self._aliases, *self._adapters]
+        near = get_close_matches(name, [*pinned, *known] if "@" in name else known)
+        return ModelNotFound(name, near, remedy)
+
     async def wait_until(
         self, condition: Callable[[], bool], seconds: float = OPEN_SECONDS
     ) -> None:
@@ -169,7 +190,8 @@ class Registry(KvRecords[_Record]):
         if name in self._models:
             raise NameTaken(name)
         target = AliasTarget(model=model, version=version)
-        self.resolve(str(target))
+        if self._find(str(target)) is None:
+            raise self.not_found(str(target))
 
         def move(old: _Record | None) -> Alias:
             alias = old if isinstance(old, Alias) else None
@@ -209,7 +231,8 @@ class Registry(KvRecords[_Record]):
         Running requests keep the old files. Raises `ModelNotFound` if its model does not exist,
         `NameTaken` if `model:name` is the name of a model or an alias.
         """
-        self.resolve(adapter.model)
+        if self._find(adapter.model) is None:
+            raise self.not_found(adapter.model)
         if adapter.id in self._models or adapter.id in self._aliases:
             raise NameTaken(adapter.id)
         made = adapter.model_dump_json().encode()

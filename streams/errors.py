@@ -27,6 +27,7 @@
 `code` travels on every wire; `HTTP_STATUS` is the one table from code to HTTP status. Pure.
 """
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import ClassVar
 
@@ -282,13 +283,14 @@ class MethodNotAllowed(BadRequest):
 
 
 class ModelNotFound(BadRequest):
-    """No model, alias, version or adapter has this name."""
+    """No model, alias, version or adapter has this name; operators are told what is `near`."""
 
     code = "model_not_found"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the model {name!r} does not exist", "model")
-        self.name = name
+    def __init__(self, name: str, near: Sequence[str] = (), remedy: str = "") -> None:
+        meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        super().__init__(f"the model {name!r} does not exist{meant}{remedy}", "model")
+        self.name, self.near = name, near
 
 
 class RequestNotFound(BadRequest):
@@ -311,7 +313,7 @@ class IdempotencyConflict(BadRequest):
 
 
 class AnswerLost(BadRequest):
-    """A durable answer was stored and cannot be read any more, as parts of it were removed."""
+    """The answer under a producer's id was stored, and is not there any more, or not whole."""
 
     code = "answer_lost"
 

@@ -14,6 +14,7 @@ from streams.subjects import Priority, token
 
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_LAST_ID = "Nats-Expected-Last-Msg-Id"
 INCREMENT = "Nats-Incr"
 STORED_AT = "Nats-Time-Stamp"  # of a stored message that is read: when, as in RFC 3339, in UTC
 REQUEST_INFO = "Nats-Request-Info"  # which user has sent a question, as the servers say it
@@ -25,6 +26,7 @@ TOLD_WAIT = "Told-Wait"
 GOAL = "Goal"
 CLAIM = "Claim"  # on `started` records: a random id that tells one claim from another
 RESTART = "Restart"  # on a `started` record whose attempt begins anew: what is before it is void
+ENDED = "Ended"  # on records that were stored again: when their request had ended
 _ENCODING = "Encoding"
 MAX_HEADER_BYTES = 4096  # share of the broker's `max_payload` that is kept for a message's headers
 

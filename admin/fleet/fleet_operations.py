@@ -11,7 +11,7 @@ from registry.kv_view import RecordChange
 from registry.store import Registry
 from streams import subjects
 from streams.broker.broker_client import Broker
-from streams.errors import ModelNotFound, NotFound
+from streams.errors import NotFound
 from streams.records.fleet.fleet_plan import FleetPlan, WantedMachine
 from streams.records.fleet.fleet_store import FleetStore
 from streams.records.fleet.machine_list import MachineList, MachineState
@@ -52,7 +52,7 @@ class FleetOperations:
             there_are = ", ".join(known.types)
             raise NotFound(f"there is no machine type {arguments.name!r}; there are: {there_are}")
         if arguments.model not in self._registry.models:
-            raise ModelNotFound(arguments.model)
+            raise self._registry.not_found(arguments.model)
         now = self._broker.clock.now()
         expires_at = now + arguments.seconds
         wanted = WantedMachine(arguments.name, arguments.model, "set by an operator", expires_at)

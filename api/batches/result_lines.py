@@ -22,7 +22,7 @@ from streams.records.files.file_records import StoredFile
 from streams.records.files.file_store import FileStore
 from streams.records.jobs.batch_records import Batch
 from streams.records.jobs.item_results import CANCELLED, ItemResult, make_request_id
-from streams.records.jobs.result_store import read_result
+from streams.records.jobs.result_store import read_current_result, read_result
 
 READS_AT_ONCE = 64
 
@@ -69,8 +69,10 @@ async def render_line(
 
     Raises `BrokerUnavailable`.
     """
-    found = await _render_group(broker, registry, batch, [source], batch.status.is_final)
-    return found[0] if found else None
+    result = await read_current_result(broker, batch.tenant, batch.id, source.index)
+    if result is None and not batch.status.is_final:
+        return None
+    return _render(registry, batch, source, result)
 
 
 async def _render_group(

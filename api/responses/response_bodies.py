@@ -128,7 +128,10 @@ def _text_format(body: ResponseRequest) -> JsonBody:
 def _usage(usage: Usage) -> JsonBody:
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": messages.cached_tokens(usage)},
+        "input_tokens_details": {
+            "cached_tokens": messages.cached_tokens(usage),
+            "cache_write_tokens": 0,  # the prefix cache costs nothing to write
+        },
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage["total_tokens"],

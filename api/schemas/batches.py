@@ -6,9 +6,10 @@ from pydantic import Field, model_validator
 
 from api.schemas.fields import Body
 from api.schemas.files import ExpiresAfter
-from streams.records.jobs.run_hours import RunHours
+from streams.records.jobs.run_hours import RunHours, check_zone
 
 MAX_METADATA = 16
+MAX_TIME = 4_102_444_800  # the year 2100 in epoch seconds: no clock computes with much later ones
 Endpoint = Literal[
     "/v1/chat/completions",
     "/v1/completions",
@@ -32,12 +33,13 @@ class BatchOptions(Body):
     completion_window: str = Field("24h", pattern="^[1-9][0-9]{0,2}[hd]$")
     metadata: dict[MetadataKey, MetadataValue] | None = Field(None, max_length=MAX_METADATA)
     output_expires_after: ExpiresAfter | None = None
-    not_before: int | None = Field(None, ge=0)
+    not_before: int | None = Field(None, ge=0, le=MAX_TIME)
     run_between: list[TimeOfDay] | None = Field(None, min_length=2, max_length=2)
     time_zone: str = Field("UTC", max_length=64)
 
     @model_validator(mode="after")
     def _check_hours(self) -> Self:
+        check_zone(self.time_zone)
         self.run_hours  # noqa: B018  # raises for what is no time
         return self
 

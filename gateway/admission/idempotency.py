@@ -23,13 +23,15 @@ class IdempotencyRecord:
     """The request that an idempotency key stands for, and the digest of its submission.
 
     `is_first` is True if the call that returned the record has bound this request to the key, and
-    `sequence` is the record's in the bucket.
+    `sequence` is the record's in the bucket, where it was stored at `stored_at`, in epoch seconds
+    (0 if it is this call's).
     """
 
     request_id: str
     digest: str
     is_first: bool = True
     sequence: int = 0
+    stored_at: float = 0.0
 
 
 class IdempotencyStore:
@@ -93,7 +95,8 @@ class IdempotencyStore:
         found = await self._broker.read(f"KV_{IDEMPOTENCY_BUCKET}", {"last_by_subj": subject})
         if not found:
             return None
-        return IdempotencyRecord(**json.loads(found[0].data), sequence=found[0].seq)
+        record, stored = IdempotencyRecord(**json.loads(found[0].data)), found[0]
+        return replace(record, sequence=stored.seq, stored_at=stored.stored_at)
 
 
 def _check_digest(record: IdempotencyRecord, request_id: str, digest: str) -> IdempotencyRecord:

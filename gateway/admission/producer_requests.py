@@ -10,9 +10,10 @@ from gateway.metrics import ANSWERS_REPEATED
 from gateway.replies import request_lookup
 from streams import messages, subjects, topology
 from streams.broker.broker_client import Broker, StoredMessage
-from streams.errors import IdempotencyConflict
-from streams.headers import AnswerRef
+from streams.errors import AnswerLost, IdempotencyConflict
+from streams.headers import ENDED, AnswerRef
 from streams.messages import Encoding, Record
+from streams.records import request_queue
 from streams.records.answers.answer_records import build_answer, replies_of
 from streams.records.answers.answer_store import read_answer, store_answer
 from streams.records.token_log import Fenced, TokenLog
@@ -67,7 +68,11 @@ class ProducerRequests:
             if last and (first := subjects.parse_log(last.subject)).route != wish.route:
                 return await self._copy(first, wish)
             if await request_lookup.is_request_known(self._broker, tenant, claim.request_id):
-                return True  # an earlier delivery got as far: only its acknowledgement was lost
+                # With a log, an earlier delivery got as far: only its acknowledgement was lost.
+                # Without, somebody is to write it, or writes it again if the request has ended
+                return last is not None
+            if last is None and await self._has_been_lost(validated, claim):
+                return await self._settle_lost(tenant, wish, digest)
         if wish.answer_key is not None:
             await self._answer_space.check(tenant)
         await self._queue(validated, wish, claim, digest)
@@ -126,6 +131,38 @@ class ProducerRequests:
                 return await self._submitter.claim_anew(tenant, key, used, digest)
         return await self._submitter.claim(tenant, key, digest)
 
+    async def _has_been_lost(self, validated: ValidatedRequest, claim: RequestClaim) -> bool:
+        """Return whether a request of which nobody knows, and which has no log, was queued once.
+
+        Then it has ended, and the broker has dropped its log. Raises `BrokerUnavailable`.
+        """
+        if not await request_queue.has_been_queued(self._broker, validated.lane, claim.request_id):
+            return False
+        tenant = validated.tenant.name
+        await request_lookup.ensure_unknown(self._broker, tenant, claim.request_id)
+        return True
+
+    async def _settle_lost(self, tenant: str, wish: ReplyWish, digest: str) -> bool:
+        """Free the id of a request that has ended, and whose log and answer are gone.
+
+        Returns False: what was submitted since is to be queued under a new request id, when it is
+        looked at again; True for the very submission that has become the request. Raises
+        `AnswerLost` if there never was an answer to be read and removed.
+        """
+        used = await self._submitter.find_key(tenant, _KEY_PREFIX + wish.key)
+        if used is None:
+            return False
+        if wish.submitted_at < used.stored_at:
+            return True
+        if wish.answer_key is None:
+            raise AnswerLost(
+                f"the replies to {used.request_id}, which this Nats-Msg-Id stands for, are not "
+                "stored any more: submit again under another id, with a durable answer if it is "
+                "to outlast them"
+            )
+        await self._submitter.claim_anew(tenant, _KEY_PREFIX + wish.key, used, digest)
+        return False
+
     async def _repeat(self, tenant: str, answer: Record, digest: str, wish: ReplyWish) -> None:
         """Send the replies that a stored answer stands for, unless the route has had them."""
         if answer["digest"] not in (digest, ""):
@@ -165,4 +202,5 @@ class ProducerRequests:
 def _has_ended(last: StoredMessage, at: float) -> bool:
     """Return whether a request whose log has this last record had ended at an epoch second."""
     is_terminal = messages.unpack_record(last.data)["type"] in messages.TERMINAL_TYPES
-    return is_terminal and last.stored_at < at
+    restored = last.headers.get(ENDED)  # in milliseconds
+    return is_terminal and (int(restored) / 1000 if restored else last.stored_at) < at

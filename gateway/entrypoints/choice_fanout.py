@@ -134,7 +134,7 @@ async def submit_choices(
     context.record_queues.add(queue)
     try:
         context.check_not_draining()
-        key = _idempotency_key(request)
+        key = parse_idempotency_key(request)
         if resumes:
             await _check_known(context, tenant, key, submissions)
         validate = context.preparation.validate
@@ -208,7 +208,7 @@ def _choice_sink(queue: RecordQueue, choice: int) -> Sink:
     return put
 
 
-def _idempotency_key(request: Request) -> str | None:
+def parse_idempotency_key(request: Request) -> str | None:
     """The client's idempotency key, or None; raises `BadRequest` for an empty or too long one."""
     key = request.headers.get(IDEMPOTENCY_HEADER)
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:

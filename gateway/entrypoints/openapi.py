@@ -24,7 +24,7 @@ from api.schemas.webhooks import (
 )
 from gateway.entrypoints.batches import openapi_paths as batch_paths
 from gateway.entrypoints.files import openapi_paths as file_paths
-from gateway.entrypoints.openapi_operations import OperationBuilder
+from gateway.entrypoints.openapi_operations import IDEMPOTENCY_KEY, OperationBuilder
 from gateway.entrypoints.responses import openapi_paths as response_paths
 from gateway.entrypoints.usage import PARAMETERS
 from gateway.entrypoints.webhooks import openapi_paths as webhook_paths
@@ -106,12 +106,11 @@ def build_document() -> dict[str, Any]:
 
 def _post_operation(summary: str, schema: type[Body]) -> dict[str, Any]:
     reference = {"$ref": _REF.format(model=schema.__name__)}
-    key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}}
     last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
     errors = [*_ERRORS, *(_FILE_ERRORS if schema is ResponseRequest else ())]
     return {
         "summary": summary,
-        "parameters": [key, last],
+        "parameters": [IDEMPOTENCY_KEY, last],
         "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
         "responses": _responses(errors, {"text/event-stream": {"schema": {"type": "string"}}}),
     }

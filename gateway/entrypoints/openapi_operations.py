@@ -5,6 +5,7 @@ from typing import Any
 
 Operation = dict[str, Any]
 TEXT = {"type": "string"}
+IDEMPOTENCY_KEY = {"name": "Idempotency-Key", "in": "header", "schema": TEXT}
 ORDER = {"enum": ["asc", "desc"]}
 _KEPT = (401, 403, 404, 429, 503)  # of every operation
 

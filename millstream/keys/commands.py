@@ -37,6 +37,7 @@ async def create(settings: CreateKeySettings, stop: asyncio.Event) -> None:
             tenant=settings.tenant,
             name=settings.name,
             scopes=list(settings.scope),
+            force=settings.force,
             **settings.limits,
         )
     _print_key(made, settings.as_json)
@@ -45,7 +46,9 @@ async def create(settings: CreateKeySettings, stop: asyncio.Event) -> None:
 async def change(settings: ChangeKeySettings, stop: asyncio.Event) -> None:
     """Change the limits that were given of a key; raises as `AdminClient.call`."""
     async with admin_client(settings) as admin:
-        answer = await admin.call("keys.change", id=settings.id, **settings.limits)
+        answer = await admin.call(
+            "keys.change", id=settings.id, force=settings.force, **settings.limits
+        )
     if settings.as_json:
         print_json(data=answer)
     else:

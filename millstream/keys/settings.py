@@ -58,6 +58,11 @@ class KeyLimitFlags(AdminClientSettings, QuotaSettings):
     frames_per_second: int | None = Field(
         None, ge=1, description="frames to each gateway", json_schema_extra=FLAG_ONLY
     )
+    force: bool = Field(
+        False,
+        description="take a --model that is not registered, too",
+        json_schema_extra=FLAG_ONLY,
+    )
     as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
     @property

@@ -122,15 +122,16 @@ class LedgerExporter:
         EXPORTED.inc(len(messages))
 
     async def _check_gap(self, after: int) -> int:
-        """Return the first sequence to export; raises `LedgerGap` if some before it are lost.
+        """Return the first sequence that the next segment covers; raises `LedgerGap`.
 
-        Messages may be missing within the ledger, where nobody has stored any; what matters is
-        where it begins.
+        That is 1 for a ledger that has lost nothing: so a directory's first segment is known to be
+        the first of all. Messages may be missing within the ledger, where nobody has stored any;
+        what matters is where it begins.
         """
         info = await declaration.stream_info(self._broker, topology.LEDGER)
         begins = info.state.first_seq
         if not after:
-            return begins
+            return begins if begins > (info.config.first_seq or 1) else 1
         if begins > after + 1:
             if not self._accepts_gap:
                 raise LedgerGap(after, begins)

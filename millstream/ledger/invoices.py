@@ -7,7 +7,7 @@ does not grow with the number of requests: their ids are compared in a temporary
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from millstream.admin.console_output import make_console
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.ledger.lines import day_of, to_line
-from millstream.ledger.segments import Line, list_segments
+from millstream.ledger.segments import Line, Segment, list_segments
 from millstream.ledger.settings import InvoiceSettings
 from registry.tenants import check_tenant
 from streams import subjects, topology
@@ -60,6 +60,19 @@ class LedgerIncomplete(MillstreamError):
             f"the ledger {begins}, so it does not have all of {month}: give --directory with the "
             "segments of `millstream ledger export`"
         )
+
+
+class SegmentsIncomplete(MillstreamError):
+    """The ledger had records before a directory's first segment; they may be of a month."""
+
+    def __init__(self, month: str, first: Segment, begins: str) -> None:
+        known = f", with records from {begins} on" if begins else ""
+        super().__init__(
+            f"the segments begin at sequence {first.first}{known}, so they may not have all of "
+            f"{month}: put back those up to sequence {first.first - 1}, which were moved away from "
+            f"{first.path.parent} (or the ledger lost these records before they were exported)"
+        )
+        self.month, self.first = month, first.first
 
 
 @dataclass
@@ -139,7 +152,8 @@ async def run(settings: InvoiceSettings, stop: asyncio.Event) -> None:
     """Print what a tenant owes for a month.
 
     Requests belong to the month in which they were accepted. Raises `SegmentsDamaged` if a segment
-    is missing or changed, `LedgerIncomplete` if the ledger is read and does not have all of the
+    is missing or changed, `SegmentsIncomplete` if the first ones are missing and may have records
+    of the month, `LedgerIncomplete` if the ledger is read and does not have all of the
     month any more, `TenantNotFound` or `NothingToBill` if no such tenant is known there or the
     month has not begun, and `BrokerUnavailable` if NATS does not answer.
     """
@@ -154,6 +168,7 @@ async def run(settings: InvoiceSettings, stop: asyncio.Event) -> None:
 
 
 async def _bill_segments(directory: Path, tenant: str, month: str) -> Invoice:
+    await asyncio.to_thread(check_segments_complete, list_segments(directory), month)
     invoice = await make_invoice(tenant, month, read_directory(directory))
     if not invoice.has_records:
         raise NothingToBill(
@@ -199,6 +214,23 @@ async def read_directory(directory: Path) -> AsyncIterator[Line]:
         await asyncio.to_thread(segment.verify)
         for line in segment.read():
             yield line
+
+
+def check_segments_complete(segments: Sequence[Segment], month: str) -> None:
+    """Raise `SegmentsIncomplete` if records of a month's requests may be in segments before these.
+
+    The first segment of all begins at sequence 1. Later ones have all of a month if the first
+    request that they have had ended before the month began.
+    """
+    if not segments or segments[0].first == 1:
+        return
+    requests = (
+        line for segment in segments for line in segment.read() if line["type"] == "request"
+    )
+    oldest = next(requests, None)
+    begins = utc_day(oldest["finished"] / 1000) if oldest else ""
+    if begins[:7] >= month or not begins:
+        raise SegmentsIncomplete(month, segments[0], begins)
 
 
 async def check_complete(broker: Broker, month: str) -> None:

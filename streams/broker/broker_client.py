@@ -62,6 +62,7 @@ _READ_SECONDS = (0.2, 0.3, 0.4, 0.6, 1.0)  # timeouts of a read's tries: STORE_S
 # A page of this size arrives within one such try.
 _PAGE_MESSAGES = 1000
 _PAGE_LIMITS: Mapping[str, int | str] = {"max_bytes": 1_000_000}
+_CATCHUP_READS, _CATCHUP_SECONDS = 20, 0.05  # until a replica has what the leader has
 NO_STREAM = 10059  # JetStream's error code
 _NOT_DELETED, _NO_MESSAGE = 10057, 10037
 _NO_JETSTREAM = frozenset({10039, 10076})  # not for this account, not on any server
@@ -298,6 +299,30 @@ class Broker(ReconnectingClient):
         headers = await self._client._process_headers(base64.b64decode(message.get("hdrs", "")))
         data = base64.b64decode(message.get("data", ""))
         return StoredMessage(message["seq"], message["subject"], data, headers or {})
+
+    async def read_current(self, stream: str, subject: str) -> StoredMessage | None:
+        """Return the last message on a subject that gets one message, or None if there is none.
+
+        A replica that has it answers, so this costs the leader nothing; the leader is asked where
+        a replica has none, as it may be behind. Raises `BrokerUnavailable` if no answer comes.
+        """
+        query = {"last_by_subj": subject}
+        found = await self.read(stream, query)
+        return found[0] if found else await self.read_from_leader(stream, query)
+
+    async def read_current_subjects(self, stream: str, pattern: str) -> list[StoredMessage]:
+        """Return all messages that match a filter, as `read_subject`, none older than the leader's.
+
+        What was stored on one of these subjects before this call is in the result, or has been
+        replaced. Raises `BrokerUnavailable`, also if no replica catches up within a second.
+        """
+        for _ in range(_CATCHUP_READS):
+            newest = await self.read_from_leader(stream, {"last_by_subj": pattern})
+            found = await self.read_subject(stream, pattern)
+            if newest is None or (found and found[-1].seq >= newest.seq):
+                return found
+            await asyncio.sleep(_CATCHUP_SECONDS)
+        raise BrokerUnavailable(f"the replicas of {stream} that answer are behind its leader")
 
     async def read_subject(self, stream: str, subject: str, after: int = 0) -> list[StoredMessage]:
         """Return all messages on a subject (or filter) with a sequence above `after`, in order.

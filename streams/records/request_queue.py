@@ -10,12 +10,13 @@ from contextlib import suppress
 from nats.errors import Error as NatsError
 
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, PubAck, StoreRefused
+from streams.broker.broker_client import STORE_SECONDS, Broker, PubAck, StoreRefused
 from streams.errors import BrokerUnavailable, LaneFull, Overloaded
-from streams.headers import EXPECTED_LAST
+from streams.headers import EXPECTED_LAST, EXPECTED_LAST_ID, MESSAGE_ID
 from streams.subjects import Lane
 
 _RETRY_SECONDS = 2.0
+_OTHER_LAST_ID = 10070  # JetStream's error code
 
 
 async def enqueue(
@@ -55,6 +56,23 @@ async def enqueue_below(
         except StoreRefused as refusal:
             if not refusal.is_conflict:
                 raise _refusal_of(lane, refusal) from refusal
+
+
+async def has_been_queued(broker: Broker, lane: Lane, request_id: str) -> bool:
+    """Return whether the broker has stored a request of this id in the last 15 minutes.
+
+    It is asked to store one that must follow a message which there never is: it answers a known
+    message id before it looks at that. Nothing is stored. Raises `BrokerUnavailable`, or
+    `StoreRefused`.
+    """
+    headers = {MESSAGE_ID: request_id, EXPECTED_LAST_ID: f"before-{request_id}"}
+    try:
+        ack = await broker.store_retrying(subjects.request(lane), b"", headers, STORE_SECONDS)
+    except StoreRefused as refusal:
+        if refusal.error_code != _OTHER_LAST_ID:
+            raise
+        return False
+    return ack.duplicate
 
 
 async def count_queued(broker: Broker, lane: Lane) -> int:

@@ -21,7 +21,7 @@ from streams.broker.broker_client import Broker, PubAck, StoredMessage, StoreRef
 from streams.broker.responses import MessagePage
 from streams.broker.retry import retry_for
 from streams.errors import BrokerUnavailable, MillstreamError
-from streams.headers import CLAIM, EXPECTED_LAST, MESSAGE_ID, RESTART
+from streams.headers import CLAIM, ENDED, EXPECTED_LAST, MESSAGE_ID, RESTART
 from streams.messages import Encoding, LedgerRecord
 from streams.records import usage_counters
 from streams.records.log_contents import LogContents
@@ -168,15 +168,14 @@ class TokenLog:
 
         Retries for `RETRY_TIMEOUT_SECONDS` while the broker does not answer, then raises
         `BrokerUnavailable`. Raises `Fenced` if another writer has appended since. `claim` holds the
-        extra headers of a record that claims the log; it is empty for all others.
+        extra headers of a record that claims the log.
         """
         await self.append_packed([messages.pack_record(record, self._encoding)], claim)
 
     def to_finished(self) -> "FinishedLog":
-        """Return a copy of the log for a later `restore`; call this once the log has ended."""
-        return FinishedLog(
-            self._broker, self.address, self._shards, messages.pack(self.cache.records)
-        )
+        """Return a copy of the log for a later `restore`; call this when the log has just ended."""
+        packed, ended_ms = messages.pack(self.cache.records), self._broker.clock.now_ms()
+        return FinishedLog(self._broker, self.address, self._shards, packed, ended_ms)
 
     async def append_packed(
         self, unsaved: list[bytes], claim: Mapping[str, str] = _NO_CLAIM
@@ -245,9 +244,10 @@ class FinishedLog:
     address: LogAddress
     shards: int
     packed: bytes
+    ended_ms: int
 
     async def restore(self) -> None:
-        """Store again those records of the log that the broker has lost.
+        """Store again those records of the log that the broker has lost; a header says so.
 
         Does nothing if none is missing, or if the broker holds other records, since then another
         attempt writes the log. Raises `BrokerUnavailable` if the broker does not answer. Safe to
@@ -258,7 +258,7 @@ class FinishedLog:
         records, stored = messages.unpack(self.packed), log.cache.records
         if stored == records[: len(stored)]:
             with suppress(Fenced):
-                await log.append_packed(records[len(stored) :])
+                await log.append_packed(records[len(stored) :], {ENDED: str(self.ended_ms)})
 
 
 async def write_ledger_record(broker: Broker, record: LedgerRecord) -> PubAck:

@@ -281,8 +281,11 @@ class RunningGateway:
             return False
 
     async def knows_key(self) -> bool:
-        """Return True once the gateway knows its tenants."""
-        return (await self.request("GET", "/v1/models")).status == 200
+        """Return True once the gateway serves and knows its tenants."""
+        try:
+            return (await self.request("GET", "/v1/models")).status == 200
+        except (OSError, asyncio.IncompleteReadError):
+            return False
 
     async def metric(self, name: str) -> float:
         """The value of a metric without labels."""
@@ -317,7 +320,7 @@ def gateway_settings(nats_url: str, **settings: Any) -> GatewaySettings:
 async def gateways(
     nats_url: str, count: int = 1, *, tls: ssl.SSLContext | None = None, **settings: Any
 ) -> AsyncIterator[list[RunningGateway]]:
-    """Gateways and an admin service that declares their tenants, and nothing behind them.
+    """Gateways that know their tenants, the admin service that declares these, and nothing more.
 
     `tls` is what the gateways' clients connect with.
     """
@@ -331,8 +334,11 @@ async def gateways(
             made = gateway_settings(nats_url, **settings)
             stop = await stack.enter_async_context(running(gateway.service, made))
             found.append(RunningGateway(made.port, stop, tls))
+        has_key = any(
+            key.key.get_secret_value() == KEY for t in told["tenants"].values() for key in t.keys
+        )
         for each in found:
-            await eventually(each.answers)
+            await eventually(each.knows_key if has_key else each.answers)
         yield found
 
 

@@ -61,6 +61,12 @@ async def create_batch(
     )
     begin, hours = max(now, options.not_before or 0), options.run_hours
     _check_hours(hours, begin, window)
+    if file.expires_at is not None and begin >= file.expires_at:
+        raise BadRequest(
+            f"the batch is not to begin before {begin}, and its input file expires at "
+            f"{file.expires_at}",
+            "not_before",
+        )
     estimate = await estimate_input(context, tenant, file, endpoint)
     expiry = options.output_expires_after
     batch = Batch(

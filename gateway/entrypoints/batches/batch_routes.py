@@ -6,6 +6,7 @@ Pausing and resuming are ours.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from secrets import token_hex
 
 import structlog
@@ -13,19 +14,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from api import batch_bodies
+from api import batch_bodies, file_bodies
+from api.authentication.authenticator import Principal
 from api.openai_bodies import page_body
 from api.schemas.batches import CreateBatch
 from api.schemas.parsing import decode, parse
 from gateway.context import GatewayContext
 from gateway.entrypoints.batches.batch_creation import create_batch, find_input
 from gateway.entrypoints.batches.openapi_paths import DEFAULT_PAGE, MAX_PAGE
+from gateway.entrypoints.choice_fanout import parse_idempotency_key
 from gateway.entrypoints.endpoint import read_body_in_time, request_key
 from gateway.entrypoints.plain_responses import cut_page, render_json
-from streams.errors import BadRequest
+from streams.errors import BadRequest, IdempotencyConflict
+from streams.records.cas.cas_records import RecordChanged
 from streams.records.jobs.batch_records import Batch, BatchStatus
 
 log = structlog.get_logger()
+
+BATCH_ID_DIGITS = 24
 
 
 def build_routes(context: GatewayContext) -> list[BaseRoute]:
@@ -45,11 +51,37 @@ async def _create(context: GatewayContext, request: Request) -> Response:
     principal = await context.authenticate(request_key(request), request.scope, "jobs")
     context.check_not_draining()
     data = await read_body_in_time(request, context.settings.max_body_bytes)
-    body, tenant = parse(CreateBatch, decode(data)), principal.tenant
-    file = await find_input(context, tenant.name, body.input_file_id)
-    key, name = principal.key.model_dump_json(), token_hex(12)
-    batch = await create_batch(context, tenant, key, name, file, body.endpoint, body)
+    body, key = parse(CreateBatch, decode(data)), parse_idempotency_key(request)
+    name = token_hex(BATCH_ID_DIGITS // 2) if key is None else _name_of(key)
+    batch = await context.batches.find(principal.tenant.name, name) if key else None
+    if batch is None:
+        batch = await _create_once(context, principal, name, body)
+    if (batch.input_file, batch.endpoint) != (
+        file_bodies.parse_file_id(body.input_file_id),
+        body.endpoint,
+    ):
+        raise IdempotencyConflict(
+            f"under this Idempotency-Key the batch {batch_bodies.batch_id(batch)!r} was created, "
+            "of another file or for another endpoint"
+        )
     return render_json(batch_bodies.batch_object(batch, context.broker.clock.now()))
+
+
+async def _create_once(
+    context: GatewayContext, principal: Principal, name: str, body: CreateBatch
+) -> Batch:
+    """Create a batch, or return that of this name which somebody else has just created."""
+    tenant, key = principal.tenant, principal.key.model_dump_json()
+    file = await find_input(context, tenant.name, body.input_file_id)
+    try:
+        return await create_batch(context, tenant, key, name, file, body.endpoint, body)
+    except RecordChanged:
+        return await find_batch(context, tenant.name, batch_bodies.batch_id_of(name))
+
+
+def _name_of(idempotency_key: str) -> str:
+    """Return the id of the batch for which a tenant's idempotency key stands."""
+    return sha256(idempotency_key.encode()).hexdigest()[:BATCH_ID_DIGITS]
 
 
 async def _list(context: GatewayContext, request: Request) -> Response:

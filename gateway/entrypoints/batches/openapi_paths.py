@@ -3,6 +3,7 @@
 from typing import Any
 
 from gateway.entrypoints.openapi_operations import (
+    IDEMPOTENCY_KEY,
     TEXT,
     OperationBuilder,
     page_parameters,
@@ -26,7 +27,11 @@ def build_paths(build: OperationBuilder) -> dict[str, Any]:
     return {
         "/v1/batches": {
             "post": build.operation(
-                "Create a batch", *sent, requestBody=build.json_body("CreateBatch")
+                "Create a batch",
+                *sent,
+                409,
+                parameters=[IDEMPOTENCY_KEY],
+                requestBody=build.json_body("CreateBatch"),
             ),
             "get": build.operation(
                 "List the batches", 400, parameters=page_parameters(MAX_PAGE, DEFAULT_PAGE)

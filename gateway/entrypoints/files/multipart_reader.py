@@ -35,14 +35,19 @@ class MultipartReader:
     """Parses a body as it comes in; nothing of the file is kept here.
 
     Raises `UnsupportedMediaType` unless `content_type`, the value of that header, is
-    multipart/form-data.
+    multipart/form-data with a boundary.
     """
 
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)
-        if kind != b"multipart/form-data" or not options.get(b"boundary"):
+        if kind != b"multipart/form-data":
             shown = content_type or "missing"
             raise UnsupportedMediaType(f"Content-Type is {shown}, not multipart/form-data")
+        if not options.get(b"boundary"):
+            raise UnsupportedMediaType(
+                f"Content-Type is {content_type}, without a boundary: leave the header to your "
+                "HTTP library, which adds one"
+            )
         self._parser = MultipartParser(
             options[b"boundary"],
             {

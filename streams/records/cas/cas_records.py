@@ -3,7 +3,8 @@
 For state that grows with use, which no process keeps in memory.
 """
 
-from collections.abc import Callable
+import builtins
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -47,8 +48,17 @@ class CasRecords(Generic[R]):
         return self._read_message(found) if found else None
 
     async def list(self, pattern: str) -> list[R]:
-        """Return all records on the subjects that match a filter; raises `BrokerUnavailable`."""
-        found = await self._broker.read_subject(self._stream, pattern)
+        """Return all records on the subjects that match a filter; raises `BrokerUnavailable`.
+
+        As some replica has them: one that was just stored may be missing.
+        """
+        return self._read_messages(await self._broker.read_subject(self._stream, pattern))
+
+    async def list_newest(self, pattern: str) -> builtins.list[R]:
+        """Return all records as `list`, with all that was stored before this call."""
+        return self._read_messages(await self._broker.read_current_subjects(self._stream, pattern))
+
+    def _read_messages(self, found: Iterable[StoredMessage]) -> builtins.list[R]:
         return [record for message in found if (record := self._read_message(message))]
 
     def _read_message(self, message: StoredMessage) -> R | None:

@@ -115,7 +115,8 @@ class FileStore:
 
         Raises `BrokerUnavailable`.
         """
-        found, now = await self._records.list(job_subjects.file_records_of(tenant)), self._now()
+        found = await self._records.list_newest(job_subjects.file_records_of(tenant))
+        now = self._now()
         present = [f for f in found if not f.is_gone(now) and f.purpose != INDEX_PURPOSE]
         return sorted(present, key=lambda file: (file.created_at, file.id))
 

@@ -31,7 +31,7 @@ class BatchStore:
 
     async def list_of(self, tenant: str) -> list[Batch]:
         """Return a tenant's batches, the oldest first."""
-        found = await self._records.list(job_subjects.batch_records_of(tenant))
+        found = await self._records.list_newest(job_subjects.batch_records_of(tenant))
         return sorted(found, key=lambda batch: (batch.created_at, batch.id))
 
     async def list_unfinished(self) -> list[Batch]:

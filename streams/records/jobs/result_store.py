@@ -27,10 +27,24 @@ async def store_result(broker: Broker, tenant: str, item: ItemRef, result: ItemR
 
 
 async def read_result(broker: Broker, tenant: str, job: str, index: int) -> ItemResult | None:
-    """Return the result of a line; None while it has none. Raises `BrokerUnavailable`."""
-    query = {"last_by_subj": job_subjects.result(tenant, job, index)}
-    found = await broker.read(topology.RESULTS, query)
-    return await unpack_result(broker, found[0]) if found else None
+    """Return the result of a line as some replica has it; None while that has none.
+
+    Raises `BrokerUnavailable`.
+    """
+    found = await _read_last(broker, job_subjects.result(tenant, job, index))
+    return await unpack_result(broker, found) if found else None
+
+
+async def read_current_result(
+    broker: Broker, tenant: str, job: str, index: int
+) -> ItemResult | None:
+    """Return the result of a line; None only if none was stored before this call.
+
+    For gateways and jobs services. Raises `BrokerUnavailable`.
+    """
+    subject = job_subjects.result(tenant, job, index)
+    found = await broker.read_current(topology.RESULTS, subject)
+    return await unpack_result(broker, found) if found else None
 
 
 async def has_failed_try(broker: Broker, tenant: str, job: str, index: int, attempt: int) -> bool:

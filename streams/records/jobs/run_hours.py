@@ -11,6 +11,14 @@ _DAY_MINUTES = 24 * 60
 _STEP_SECONDS = 60
 
 
+def check_zone(zone: str) -> None:
+    """Raise ValueError for what is no name of a time zone."""
+    try:
+        ZoneInfo(zone)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"{zone!r} is no time zone such as Europe/Berlin") from None
+
+
 @dataclass(frozen=True)
 class RunHours:
     """The minutes of the day from `start` to before `end`, over midnight if `end` is the earlier.
@@ -36,10 +44,7 @@ class RunHours:
             minutes.append(int(found[1]) * 60 + int(found[2]))
         if minutes[0] == minutes[1]:
             raise ValueError("the two times are the same: leave the hours out to run at any time")
-        try:
-            ZoneInfo(zone)
-        except (KeyError, ValueError, OSError):
-            raise ValueError(f"{zone!r} is no time zone such as Europe/Berlin") from None
+        check_zone(zone)
         return cls(minutes[0], minutes[1], zone)
 
     def is_open(self, now: float) -> bool:

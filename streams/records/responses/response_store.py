@@ -7,7 +7,7 @@ from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import StorageFull
 from streams.records.cas.cas_records import STORE_SECONDS, CasRecords
 from streams.records.jobs.item_results import ItemResult
-from streams.records.jobs.result_store import read_result
+from streams.records.jobs.result_store import read_current_result
 from streams.records.responses.response_records import ITEM, StoredResponse
 
 
@@ -37,7 +37,7 @@ class ResponseStore:
 
     async def find_result(self, response: StoredResponse) -> ItemResult | None:
         """Return how a response ended; None while it has no result."""
-        return await read_result(self._broker, response.tenant, response.id, ITEM)
+        return await read_current_result(self._broker, response.tenant, response.id, ITEM)
 
     async def change(
         self, response: StoredResponse, apply: Callable[[StoredResponse], StoredResponse]

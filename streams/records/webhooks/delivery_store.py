@@ -36,7 +36,7 @@ class DeliveryStore:
 
     async def list_of(self, tenant: str, endpoint_id: str) -> list[WebhookDelivery]:
         """Return the deliveries to a tenant's endpoint, the newest first."""
-        found = await self._records.list(job_subjects.deliveries_to(tenant, endpoint_id))
+        found = await self._records.list_newest(job_subjects.deliveries_to(tenant, endpoint_id))
         return sorted(found, key=lambda each: (each.created_at, each.event), reverse=True)
 
     async def list_changed(self, after: int) -> tuple[list[WebhookDelivery], int]:

@@ -43,7 +43,7 @@ class EndpointStore:
 
     async def list_of(self, tenant: str) -> list[WebhookEndpoint]:
         """Return a tenant's endpoints, the oldest first."""
-        found = await self._records.list(job_subjects.webhook_endpoints_of(tenant))
+        found = await self._records.list_newest(job_subjects.webhook_endpoints_of(tenant))
         present = [each for each in found if not each.is_deleted]
         return sorted(present, key=lambda each: (each.created_at, each.id))
 

@@ -1,5 +1,6 @@
 """Options of batches beside OpenAI's: room, hours, estimates and retries."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -136,6 +137,38 @@ async def test_a_batch_runs_in_its_hours_alone(nats_url: str) -> None:
             )
         with pytest.raises(openai.BadRequestError, match="Mars"):
             await submit(client, [chat_line(0)], extra_body={**hours, "time_zone": "Mars"})
+
+
+async def test_an_idempotency_key_stands_for_one_batch(nats_url: str) -> None:
+    """Also if it is used twice at once, as by a client that did not wait for the answer."""
+    async with jobs_cell(nats_url) as client:
+        file = await client.files.create(file=to_file([chat_line(0)]), purpose="batch")
+        wanted: Any = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+        headers = {"Idempotency-Key": "nightly"}
+        made = await asyncio.gather(
+            *(client.batches.create(**wanted, extra_headers=headers) for _ in range(3))
+        )
+        again = await client.batches.create(**wanted, extra_headers=headers)
+        assert {batch.id for batch in made} == {again.id}
+        other = await client.batches.create(**wanted, extra_headers={"Idempotency-Key": "other"})
+        assert other.id != again.id
+        with pytest.raises(openai.ConflictError, match="of another file or for another endpoint"):
+            await client.batches.create(
+                **{**wanted, "endpoint": "/v1/completions"}, extra_headers=headers
+            )
+        stranger = client.with_options(api_key=OTHER_KEY)
+        with pytest.raises(openai.NotFoundError):
+            await stranger.batches.create(**wanted, extra_headers=headers)
+
+
+@pytest.mark.parametrize("year", [2090, 30_000_000])
+async def test_a_batch_that_would_outlive_its_file_is_refused(nats_url: str, year: int) -> None:
+    """Also where no clock goes so far, with hours or without."""
+    async with jobs_cell(nats_url) as client:
+        late = {"not_before": (year - 1970) * 31_556_952}
+        for hours in ({}, {"run_between": ["22:00", "06:00"]}):
+            with pytest.raises(openai.BadRequestError, match="not_before|expires at"):
+                await submit(client, [chat_line(0)], extra_body={**late, **hours})
 
 
 async def test_another_tenants_batch_and_file_are_not_found(nats_url: str) -> None:

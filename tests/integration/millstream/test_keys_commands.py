@@ -96,6 +96,23 @@ async def test_what_cannot_be_done_is_said(door: Any, capsys: pytest.CaptureFixt
         await rotate(RotateKeySettings.model_validate({**door, "id": key["id"]}), STOP)
 
 
+async def test_a_key_to_an_unknown_model_is_refused_unless_it_is_forced(
+    nats_url: str, door: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip of the finger would be a key that may use nothing; the near name is told."""
+    await register(nats_url)
+    mistyped = r"'mok' does not exist; did you mean 'mock'\?.*--force"
+    with pytest.raises(AdminRefused, match=mistyped):
+        await made(door, capsys, model=["vectors", "mok"])
+    assert (await made(door, capsys, model=["mok"], force=True))["id"]
+    key = await made(door, capsys, model=["mock", "mock@1"])
+    told = {**door, "id": key["id"], "model": ["mok"]}
+    with pytest.raises(AdminRefused, match=mistyped):
+        await change(ChangeKeySettings.model_validate(told), STOP)
+    await change(ChangeKeySettings.model_validate({**told, "force": True}), STOP)
+    await change(ChangeKeySettings.model_validate({**told, "model": ["vectors"]}), STOP)
+
+
 async def test_without_a_pepper_no_key_is_made(
     nats_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +191,9 @@ async def test_limits_of_a_key_change_while_it_is_used(
                 return await code_of_one() == wanted
 
             assert await code_of_one() == "accepted"
-            first = await changed(door, capsys, key["id"], model=["other"], tokens_per_day=5)
+            first = await changed(
+                door, capsys, key["id"], model=["other"], force=True, tokens_per_day=5
+            )
             assert (first["models"], first["tokens_per_day"], first["name"]) == (["other"], 5, "ci")
             await eventually(lambda: is_answered("model_not_allowed"))
             await changed(door, capsys, key["id"], unlimited=["model"])

@@ -23,6 +23,7 @@ from millstream.ledger.invoices import (
     Invoice,
     LedgerIncomplete,
     NothingToBill,
+    SegmentsIncomplete,
     check_complete,
     make_invoice,
     read_directory,
@@ -128,7 +129,8 @@ async def test_segments_have_every_message_once_and_in_order(
     found = list_segments(tmp_path)
     assert len(found) > 3
     lines = [line for segment in found for line in segment.read()]
-    assert [line["seq"] for line in lines] == list(range(found[0].first, found[-1].last + 1))
+    assert [line["seq"] for line in lines] == list(range(lines[0]["seq"], found[-1].last + 1))
+    assert found[0].first == 1
     assert [line["type"] for line in lines].count("refusals") == 1
     assert exported_ids(tmp_path) == every_id()
     await export_once(broker, tmp_path)  # there is nothing new
@@ -322,6 +324,31 @@ async def test_an_invoice_of_nobody_is_none(
         await bill(tenant="acme", month="2999-01")
     with pytest.raises(NothingToBill, match="has a request of a tenant 'acne': check the name"):
         await bill(tenant="acne", directory=tmp_path)
+
+
+async def test_an_invoice_misses_segments_that_were_moved_away(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Unless those that are left begin before the month does, and so have all of it."""
+    await write_all(broker)
+    await export_in_pages(broker, tmp_path)
+    first, *rest = list_segments(tmp_path)
+    told: Any = {"tenant": "acme", "directory": tmp_path}
+
+    async def bill(month: str) -> None:
+        await invoices.run(InvoiceSettings(month=month, **told), asyncio.Event())
+
+    await bill(MONTH)
+    moved = first.path.rename(tmp_path / "moved")
+    with pytest.raises(
+        SegmentsIncomplete, match=rf"up to sequence {first.last}, which were moved away"
+    ):
+        await bill(MONTH)
+    await bill("2999-01")
+    moved.rename(first.path)
+    for segment in rest:
+        segment.path.unlink()
+    await bill(MONTH)  # the exporter may be behind: that is no gap
 
 
 async def test_a_service_exports_while_it_runs(

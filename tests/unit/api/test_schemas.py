@@ -42,6 +42,7 @@ def test_a_check_of_several_fields_is_told_in_its_own_words() -> None:
     hours = {"run_between": ["22:00", "06:00"], "time_zone": "Mars"}
     told = "'Mars' is no time zone such as Europe/Berlin"
     assert refusal(CreateBatch, batch | hours) == ("invalid_request", None, told)
+    assert refusal(CreateBatch, batch | {"time_zone": "Mars"}) == ("invalid_request", None, told)
 
 
 def test_what_was_not_said_is_as_openai_has_it() -> None:

@@ -11,7 +11,7 @@ SIZE = 100
 
 
 def kept(logs: FinishedLogs, request_id: str, now: float = 0.0, size: int = SIZE) -> FinishedLog:
-    log = FinishedLog(cast(Any, None), LogAddress("acme", "gw", request_id), 1, bytes(size))
+    log = FinishedLog(cast(Any, None), LogAddress("acme", "gw", request_id), 1, bytes(size), 0)
     logs.add(log, now)
     return log
 

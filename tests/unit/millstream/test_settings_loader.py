@@ -7,13 +7,13 @@ import pytest
 from pydantic import ValidationError
 
 from admin.settings import AdminSettings
-from dispatcher.settings import DispatcherSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from millstream.admin.settings import LagSettings, WhySettings
 from millstream.batch.settings import SubmitSettings
 from millstream.bench.settings import BenchSettings
 from millstream.broker.backup_settings import BackupSettings
+from millstream.command_table import COMMANDS
 from millstream.keys.settings import CreateKeySettings
 from millstream.models.settings import AddSettings, ListSettings
 from millstream.settings_loader import UsageError, load_settings
@@ -410,21 +410,14 @@ def test_what_the_load_generator_is_set_to_is_no_limit_of_a_model() -> None:
 
 
 def test_a_service_that_finds_a_broker_has_the_credentials_of_its_class(tmp_path: Path) -> None:
-    """An operator's would let it start, and do nothing."""
+    """An operator's would let it start, and do nothing. All services are named as their class."""
     state = state_file.UpState(pid=os.getpid(), nats="nats://n", url="http://h", nats_users="/u")
     state_file.write(tmp_path, state)
     told = {"MILLSTREAM_DATA_DIR": str(tmp_path), "MILLSTREAM_MODEL": "mock"}
     found = {}
-    for settings in (AdminSettings, DispatcherSettings, GatewaySettings, WorkerSettings):
-        made = load_settings(settings, {}, told)
-        assert isinstance(made, ServiceSettings)
-        found[settings] = str(made.nats_creds)
-    assert list(found.values()) == [
-        f"/u/{user_class}.creds"
-        for user_class in (
-            UserClass.ADMIN,
-            UserClass.DISPATCHER,
-            UserClass.GATEWAY,
-            UserClass.WORKER,
-        )
-    ]
+    for command in COMMANDS:
+        settings = command.load_settings()
+        if issubclass(settings, ServiceSettings) and command.name in set(UserClass):
+            found[command.name] = str(getattr(load_settings(settings, {}, told), "nats_creds", ""))
+    assert found.keys() >= {"admin", "dispatcher", "fleet", "gateway", "jobs", "worker"}
+    assert found == {name: f"/u/{name}.creds" for name in found}

@@ -16,6 +16,7 @@ import gpu_worker.service
 from dispatcher import model_dispatcher
 from gateway.admission import answer_space
 from gpu_worker.attempt.attempt import Attempt
+from gpu_worker.attempt.finished_logs import FinishedLogs
 from millstream.dead import replays
 from millstream.tenants.examples import durable
 from streams import messages, subjects, topology
@@ -310,6 +311,69 @@ async def test_an_id_is_free_once_its_answer_was_purged(nats_url: str) -> None:
 async def submit_again(p: Producer, body: dict[str, Any], key: str = "a") -> None:
     """Submit as soon as the broker does not take it for a repetition."""
     await eventually(lambda: p.submit(body, key, Answer="durable"))
+
+
+@pytest.fixture
+def forgetful_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if newer logs had taken the place of those that a worker keeps."""
+    monkeypatch.setattr(FinishedLogs, "add", lambda *_: None)
+
+
+async def drop_logs(broker: Broker) -> None:
+    """Remove all token logs, as a full stream does with its oldest ones."""
+    await broker.js.purge_stream(topology.token_stream_name(0))
+
+
+async def check_free(nats_url: str) -> None:
+    """Submit, read and purge an answer, drop the log, and submit again."""
+    body = {"prompt": "hi", "max_tokens": 5}
+    async with (
+        cell(nats_url) as _,
+        producer(nats_url) as p,
+        producer_client(nats_url) as client,
+        connect(nats_url, "test") as broker,
+    ):
+        await p.submit(body, "a", Answer="durable")
+        await eventually(p.ended)
+        first = await read_back(nats_url, "a")
+        await purge(client, "a")
+        await drop_logs(broker)
+        await submit_again(p, body)
+        again = await eventually(lambda: read(client, "a"))
+        assert again["request_id"] != first["request_id"]
+        await eventually(lambda: p.replies[again["request_id"]][-1]["type"] == "done")
+        assert p.replies[again["request_id"]][0]["type"] == "accepted"
+        await eventually(lambda: is_empty(nats_url))
+
+
+@pytest.mark.usefixtures("forgetful_workers")
+async def test_an_id_is_free_though_the_log_of_its_request_was_dropped(nats_url: str) -> None:
+    """By full token logs, within the time for which the broker knows the request's id."""
+    await check_free(nats_url)
+
+
+async def test_an_id_is_free_though_the_log_of_its_request_is_put_back(nats_url: str) -> None:
+    """By its worker, which is asked for it: that is no later end of the request."""
+    await check_free(nats_url)
+
+
+@pytest.mark.usefixtures("forgetful_workers")
+async def test_replies_that_were_dropped_are_an_error(nats_url: str) -> None:
+    """Without a durable answer nothing is left of them; a repetition is not left waiting."""
+    body = {"prompt": "hi", "max_tokens": 5}
+    async with (
+        cell(nats_url) as _,
+        producer(nats_url) as p,
+        connect(nats_url, "test") as broker,
+    ):
+        await p.submit(body, "a")
+        await eventually(p.ended)
+        await eventually(lambda: is_empty(nats_url))
+        await drop_logs(broker)
+        await eventually(lambda: p.submit(body, "a"))
+        await eventually(lambda: len(p.ended()) == 2)
+        assert (p.ended()[-1]["code"], p.ended()[-1]["id"]) == ("answer_lost", "a")
+        await eventually(lambda: is_empty(nats_url))
 
 
 async def test_what_was_submitted_before_the_end_is_no_new_request(

@@ -196,7 +196,6 @@ async def test_a_queued_request_is_not_denied_while_nobody_leads(nats_url: str) 
     """Its gateway and its leader are gone: nobody knows of it, and it is safe all the same."""
     async with broker_client(nats_url, **SLOW) as c, gateways(nats_url) as (gateway,):
         request_id = await c.send(max_tokens=5)
-        await eventually(gateway.knows_key)
         async with gateway.socket() as socket:
             refused = (await resume(socket, request_id, -1))[-1]
             assert refused["code"] == "broker_unavailable"

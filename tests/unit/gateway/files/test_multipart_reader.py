@@ -69,6 +69,12 @@ def test_another_content_type_is_refused(content_type: str) -> None:
         MultipartReader(content_type)
 
 
+def test_a_missing_boundary_is_told() -> None:
+    """A client that sets the header itself has lost it."""
+    with pytest.raises(UnsupportedMediaType, match="without a boundary"):
+        MultipartReader("multipart/form-data")
+
+
 @pytest.mark.parametrize(
     "body",
     [
