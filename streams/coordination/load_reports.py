@@ -58,9 +58,6 @@ def _is_number(value: object) -> bool:
 
 
 def _names_are_text(pressure: Pressure) -> bool:
-    maps = (
-        *(pressure.queued, pressure.wait_seconds, pressure.tenants),
-        *(pressure.room_tokens, pressure.arrived, *pressure.tenants.values()),
-    )
-    names = [pressure.model, *(name for each in maps for name in each)]
-    return all(type(name) is str for name in names)
+    maps: list[Iterable[object]] = [pressure.queued, pressure.wait_seconds, pressure.room_tokens]
+    maps += [pressure.arrived, pressure.tenants, *pressure.tenants.values()]
+    return type(pressure.model) is str and all(type(name) is str for each in maps for name in each)
