@@ -16,7 +16,7 @@ from streams.broker.broker_client import Broker, MessageHandler, StoredMessage
 from streams.broker.stream_monitor import StreamMonitor
 from streams.coordination.gateway_beats import InvalidGatewayBeat, parse_gateway_beat
 from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
-from streams.coordination.load_reports import InvalidPressure, parse_pressure
+from streams.coordination.pressure_reports import InvalidPressure, parse_pressure
 from streams.errors import BrokerUnavailable
 from streams.messages import RefusalCounts
 from streams.records.ledger_checks import ForgedRecord, unpack_stored_record

@@ -462,7 +462,8 @@ class Heartbeat:
     `handed_over`, over all of its models. Mostly it holds nothing then; what it still holds is
     taken from it as from a dead worker.
 
-    `type` names the kind of machine that the worker runs on, empty if it has no name.
+    `type` names the kind of machine that the worker runs on, empty if it has no name. `reclaiming`
+    says that it drains because its provider takes the machine back.
     """
 
     worker: str
@@ -488,6 +489,7 @@ class Heartbeat:
     holds_only: bool = False
     drained: dict[str, int] = field(default_factory=dict)
     type: str = ""
+    reclaiming: bool = False
 
     def free_capacity(self, priority: str) -> tuple[int, int]:
         """Return how many sequences and KV tokens are free for requests of `priority`, as a pair.

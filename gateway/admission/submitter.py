@@ -24,7 +24,7 @@ from gateway.admission.offload_thread import OffloadThread
 from streams import subjects
 from streams.broker.broker_client import Broker, PubAck
 from streams.broker.stream_monitor import StreamMonitor
-from streams.coordination.load_reports import InvalidPressure, parse_pressure
+from streams.coordination.pressure_reports import InvalidPressure, parse_pressure
 from streams.errors import MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID, AnswerRef
 from streams.messages import Encoding

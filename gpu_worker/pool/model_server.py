@@ -93,6 +93,7 @@ class ModelServer:
         self._last_heartbeat_at = -inf
         self._is_open = True
         self.is_draining = False
+        self.is_reclaimed = False  # the provider takes this machine back
         self._drained_counts: dict[str, int] = {}
         self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
         self.on_change: Callable[[], None] = lambda: None
@@ -354,6 +355,7 @@ class ModelServer:
             pulled=dict(self._pull_loops.pulled),
             pulled_own=self._pull_loops.pulled_own,
             draining=self.is_draining,
+            reclaiming=self.is_reclaimed,
             drained=self._drained_counts,
             resident=self._engine_holder.driver is not None,
             type=self.identity.type,

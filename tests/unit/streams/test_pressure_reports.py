@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from streams import messages, subjects
-from streams.coordination.load_reports import InvalidPressure, parse_pressure
+from streams.coordination.pressure_reports import InvalidPressure, parse_pressure
 from streams.messages import Pressure, ServiceTime
 
 SUBJECT = subjects.pressure("m")
