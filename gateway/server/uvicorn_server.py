@@ -35,7 +35,7 @@ class DescriptorUnusable(MillstreamError):
 
     def __init__(self, descriptor: int, reason: str) -> None:
         super().__init__(
-            f"--fd {descriptor} cannot be listened on: {reason.lower()}; name a bound TCP socket "
+            f"--fd {descriptor} cannot be listened on: {reason}; name a bound TCP socket "
             "that this process inherits, or leave --fd out"
         )
         self.descriptor = descriptor

@@ -140,6 +140,19 @@ def test_workers_are_told_apart_and_serve_every_model(plan_of: PlanOf) -> None:
     assert ports == ["9101", "9102"]
 
 
+def test_gateways_share_a_socket_and_are_told_apart(plan_of: PlanOf) -> None:
+    """Each has its log, and a metrics port behind those of all other services."""
+    plan = plan_of(gateways=3, workers=2, metrics_port=9100)
+    programs = plan.gateway_programs()
+    assert [program.name for program in programs] == ["gateway-1", "gateway-2", "gateway-3"]
+    assert {program.inherited_fds for program in programs} == {(7,)}
+    assert {program.environment["MILLSTREAM_FD"] for program in programs} == {"7"}
+    ports = [program.environment["MILLSTREAM_METRICS_PORT"] for program in programs]
+    assert ports == ["9103", "9107", "9108"]
+    (alone,) = plan_of(metrics_port=9100).gateway_programs()
+    assert alone.name == "gateway"
+
+
 def test_a_fleet_service_runs_where_there_is_a_table_for_it(plan_of: PlanOf) -> None:
     """Without one nobody asked for a fleet; its metrics port comes after the jobs service's."""
     assert plan_of().fleet_programs() == []
