@@ -12,9 +12,8 @@ def advance(known: MachineList, plan: FleetPlan, now: float) -> MachineList:
     """Return the list as it has to be at `now`; the list itself if nothing changes.
 
     What is wanted and new is booting, or refused if there is none to be had; what has booted runs.
-    A running machine drains once it is not wanted, and is reclaimed once it is old enough. While it
-    is wanted, another boots in place of one that was reclaimed before `now`. Machines that are
-    wanted no longer and do not run are left out.
+    A running machine drains once it is not wanted, and is reclaimed once it is old enough. Machines
+    that are wanted no longer and do not run are left out.
     """
     wanted = plan.wanted_at(now)
     machines = {
@@ -23,7 +22,7 @@ def advance(known: MachineList, plan: FleetPlan, now: float) -> MachineList:
         if name in wanted or machine.state is MachineState.RUNNING or machine.state.is_ending
     }
     for name, each in wanted.items():
-        if name not in machines or _is_to_be_asked(machines[name], now):
+        if name not in machines or machines[name].state.is_refused:
             machines[name] = _ask(each, machines.get(name), known.types, machines, now)
     return known if machines == known.machines else replace(known, machines=machines)
 
@@ -34,11 +33,9 @@ def next_change(known: MachineList, plan: FleetPlan, now: float) -> float:
     It is past for what has only to be advanced once more, as a machine that boots in no time.
     """
     times = [each.expires_at for each in plan.machines.values() if now < each.expires_at]
-    for name, machine in known.machines.items():
+    for machine in known.machines.values():
         kind = known.types.get(machine.type)
-        if machine.state is MachineState.RECLAIMED and plan.wanted_at(now).get(name):
-            times.append(machine.changed_at)
-        elif kind and machine.state is MachineState.BOOTING:
+        if kind and machine.state is MachineState.BOOTING:
             times.append(machine.created_at + kind.boot_seconds)
         elif kind and machine.state is MachineState.RUNNING and kind.reclaim_after_seconds:
             times.append(machine.created_at + kind.reclaim_after_seconds)
@@ -86,12 +83,6 @@ def _advance_one(
     elif state is MachineState.RUNNING and kind and _is_too_old(kind, age):
         state = MachineState.RECLAIMING
     return machine if state is machine.state else replace(machine, state=state, changed_at=now)
-
-
-def _is_to_be_asked(machine: Machine, now: float) -> bool:
-    """Return True for a machine that was refused, or that was reclaimed before `now`."""
-    is_reclaimed = machine.state is MachineState.RECLAIMED and machine.changed_at < now
-    return machine.state.is_refused or is_reclaimed
 
 
 def _is_too_old(kind: MachineType, age: float) -> bool:

@@ -91,8 +91,8 @@ def test_a_machine_that_is_wanted_again_while_it_drains_ends_first() -> None:
     assert states(advance(without_worker(draining, "a", 3), wanting("a"), 3)) == {"a": "booting"}
 
 
-def test_another_machine_boots_in_place_of_one_that_was_taken_back() -> None:
-    """While it is wanted; it is told for a moment that it was, and paid anew from then on."""
+def test_a_spot_machine_is_taken_back_once() -> None:
+    """The plan's id stays ended; another one has to be wanted."""
     plan, kind = wanting("a"), offering(spot=True, notice_seconds=2, reclaim_after_seconds=60)
     running = advance(advance(kind, plan, 0), plan, 0)
     assert next_change(running, plan, 0) == 60
@@ -100,23 +100,8 @@ def test_another_machine_boots_in_place_of_one_that_was_taken_back() -> None:
     assert states(reclaiming) == {"a": "reclaiming"}
     reclaimed = without_worker(reclaiming, "a", 62)
     assert states(reclaimed) == {"a": "reclaimed"}
-    assert advance(reclaimed, plan, 62) is reclaimed
-    assert next_change(reclaimed, plan, 62) == 62
-    again = advance(reclaimed, plan, 63)
-    assert states(again) == {"a": "booting"}
-    assert again.machines["a"].created_at == 63
+    assert advance(reclaimed, plan, 70) is reclaimed
     assert states(advance(reclaimed, wanting(), 71)) == {}
-    assert next_change(reclaimed, wanting(), 71) == float("inf")
-
-
-def test_a_machine_that_was_taken_back_waits_where_there_is_no_other() -> None:
-    """Its place has gone to one that had waited longer."""
-    kind = offering(spot=True, stock=1, reclaim_after_seconds=60)
-    both = advance(advance(kind, wanting("a", "b"), 0), wanting("a", "b"), 0)
-    reclaimed = without_worker(advance(both, wanting("a", "b"), 60), "a", 61)
-    after = advance(reclaimed, wanting("a", "b"), 61)
-    assert states(after) == {"a": "reclaimed", "b": "booting"}
-    assert states(advance(after, wanting("a", "b"), 62)) == {"a": "out_of_stock", "b": "running"}
 
 
 def test_a_new_provider_keeps_what_was_started_and_ends_what_was_ending() -> None:

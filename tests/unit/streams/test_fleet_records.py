@@ -44,7 +44,7 @@ def test_the_oldest_machines_stay_when_fewer_are_wanted() -> None:
 
 
 def test_a_machine_that_has_ended_is_replaced() -> None:
-    """The plan then wants others: what ends counts for nobody."""
+    """An id is one machine's for good: what was reclaimed never comes back under it."""
     plan = FleetPlan().with_machines(WANTED, ["a", "b"], (), 0.0)
     assert list(plan.with_machines(WANTED, ["c", "d"], {"a"}, 0.0).machines) == ["b", "c"]
 
