@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bench import reporting
 from bench.reporting import Figure, Run
@@ -21,7 +22,8 @@ from tests.support.millstream_up import MillstreamUp, run_millstream, wait_until
 
 NOTICES = 30, 2
 STREAMS, TOKENS, ITL_MS = 40, 1_500, 20
-RECLAIM_SECONDS = 40  # old, the spot machines are taken back: in mid-stream
+RECLAIM_SECONDS = 100  # so old, the spot machines are taken back
+EARLY_SECONDS = 12.0  # before that, the streams begin
 PATIENCE_SECONDS = 120.0
 TABLE = """
 [fleet.types.steady]
@@ -110,13 +112,22 @@ def _reclaimed(notice: int) -> list[Stream]:
             for kind in ("steady", "spot"):
                 _fleet(up, "set", kind, "2", "--model", "mock")
             wait_until(partial(_all_serve, up), PATIENCE_SECONDS)
-            return asyncio.run(_stream_all(up))
+            _wait_for_middle(_fleet(up, "machines"))
+            streams = asyncio.run(_stream_all(up))
+    assert any(each.attempts > 1 for each in streams), "the machines were not taken back in time"
+    return streams
 
 
-def _fleet(up: MillstreamUp, *words: str) -> list[dict[str, object]]:
+def _fleet(up: MillstreamUp, *words: str) -> list[dict[str, Any]]:
     done = run_millstream("fleet", *words, "--json", "--data-dir", str(up.home / "data"))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _wait_for_middle(machines: list[dict[str, Any]]) -> None:
+    """Wait until streams that begin now are in their middle when the machines are taken back."""
+    created = min(each["created_at"] for each in machines if each["type"] == "spot")
+    time.sleep(max(0.0, created + RECLAIM_SECONDS - EARLY_SECONDS - time.time()))
 
 
 def _all_serve(up: MillstreamUp) -> bool:
