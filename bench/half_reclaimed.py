@@ -21,7 +21,8 @@ from tests.support.gateways import KEY, RunningGateway
 from tests.support.millstream_up import MillstreamUp, run_millstream, wait_until
 
 NOTICES = 30, 2
-STREAMS, TOKENS, ITL_MS = 40, 1_500, 20
+# A minute each: what ends within the notice is not handed over
+STREAMS, TOKENS, ITL_MS = 40, 1_500, 40
 RECLAIM_SECONDS = 100  # so old, the spot machines are taken back
 EARLY_SECONDS = 12.0  # before that, the streams begin
 PATIENCE_SECONDS = 120.0
