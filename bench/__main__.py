@@ -17,7 +17,9 @@ from bench import (
     chunked_prefill,
     engine_comparison,
     failover_vs_dynamo,
+    gateway_count,
     gateway_vs_dynamo,
+    half_reclaimed,
     key_check_cost,
     killed_batch,
     ledger_sums,
@@ -37,6 +39,8 @@ BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
     "pipeline-tls": partial(pipeline_cost.measure, tls=True),
+    "gateways": gateway_count.measure,
+    "half-reclaimed": half_reclaimed.measure,
     "front_ends": gateway_vs_dynamo.measure,
     "failures": failover_vs_dynamo.measure,
     "engine_share": throughput_share.measure,

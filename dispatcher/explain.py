@@ -221,7 +221,10 @@ def _in_flight(state: ModelState, request_id: str, flight: InFlightRequest, now:
 
 
 def _fleet(heartbeats: list[Heartbeat]) -> list[Facts]:
-    names = "worker", "version", "free_sequences", "free_tokens", "running", "waiting", "draining"
+    names = (
+        *("worker", "version", "free_sequences", "free_tokens", "running", "waiting"),
+        *("draining", "reclaiming"),
+    )
     return [{name: getattr(beat, name) for name in names} for beat in heartbeats]
 
 

@@ -16,8 +16,9 @@ from streams.broker.broker_client import Broker, MessageHandler, StoredMessage
 from streams.broker.stream_monitor import StreamMonitor
 from streams.coordination.gateway_beats import InvalidGatewayBeat, parse_gateway_beat
 from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
+from streams.coordination.pressure_reports import InvalidPressure, parse_pressure
 from streams.errors import BrokerUnavailable
-from streams.messages import Pressure, RefusalCounts
+from streams.messages import RefusalCounts
 from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 
 log = structlog.get_logger()
@@ -123,7 +124,12 @@ class SignalCollector:
             self._ledger.begin_anew()
 
     async def _on_pressure(self, msg: Msg) -> None:
-        self._window.add_pressure(Pressure.unpack(msg.data), self._broker.clock.now())
+        try:
+            pressure = parse_pressure(msg.subject, msg.headers or {}, msg.data)
+        except InvalidPressure as error:
+            log.warning("pressure_ignored", subject=msg.subject, reason=str(error))
+            return
+        self._window.add_pressure(pressure, self._broker.clock.now())
 
     async def _on_heartbeat(self, msg: Msg) -> None:
         try:

@@ -79,8 +79,9 @@ async def run(settings: GatewaySettings, stop: asyncio.Event) -> None:
 
     Those that are not finished when the time to drain is nearly over can be resumed at another
     gateway. Raises `WeakKeys`, `PepperUnreadable`, `AddressInUse` if the address cannot be bound,
-    `CertificateUnusable` if TLS cannot be served with the files given, and `BrokerUnavailable` if
-    the broker does not answer at the start.
+    `DescriptorUnusable` for an inherited socket that is none, `CertificateUnusable` if TLS cannot
+    be served with the files given, and `BrokerUnavailable` if the broker does not answer at the
+    start.
     """
     tls_files = TlsFiles.from_settings(settings)
     certificate = ServerCertificate(tls_files) if tls_files else None

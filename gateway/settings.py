@@ -18,6 +18,12 @@ class GatewaySettings(ServiceSettings, TlsSettings, WebhookSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Port = Field(8080, description="port for HTTP and WebSocket")
+    fd: int | None = Field(
+        None,
+        ge=3,
+        description="descriptor of a socket that is bound to this address already, and inherited: "
+        "several gateways can share one",
+    )
     public_metrics: bool = Field(
         False, description="serve /metrics, with tenants' names, on the public port too"
     )

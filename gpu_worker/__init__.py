@@ -10,6 +10,8 @@ attempt/          one request: claim its log, run it, store every token, store t
 engines/          sequences come in, tokens or vectors go out; an engine knows neither NATS nor
                   asyncio
 compute_meter, compute_reporter  whose the worker's time was; told to the ledger once a minute
+reclaim/          notices of the provider that it takes this machine back
+reclaim_watch     asks for them, and starts the drain at the first one
 drain_controller  when the worker has to be gone, and the report at the end
 identity          the model, version and worker that claims, heartbeats and ledger records name
 metrics           finished requests, heartbeats and engine stats for Prometheus

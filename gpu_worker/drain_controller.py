@@ -23,6 +23,7 @@ class DrainController:
 
     def __init__(self, broker: Broker, worker: str) -> None:
         self.started = asyncio.Event()
+        self.is_reclaimed = False  # the drain began because the machine is taken back
         self._broker, self._worker = broker, worker
         self._deadline = float("inf")  # loop time
         self._answers_to = subjects.draining(worker)
@@ -52,6 +53,11 @@ class DrainController:
         """
         self._deadline = min(self._deadline, asyncio.get_running_loop().time() + seconds)
         self.started.set()
+
+    def start_reclaim(self, seconds: float) -> None:
+        """Start a drain as `start_within` does, because the machine is taken back."""
+        self.is_reclaimed = not self.started.is_set()
+        self.start_within(seconds)
 
     def seconds_left(self) -> float:
         """Return the seconds until the deadline: never below zero, infinite before a drain."""

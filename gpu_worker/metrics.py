@@ -47,6 +47,15 @@ WORKER_SECONDS = Counter(
     "Seconds of this worker: `step` (of the engine), `idle`, `load`; `lost` is a part of `step`.",
     [*_POOL, "use"],
 )
+RECLAIM_NOTICES = Counter(
+    "millstream_worker_reclaim_notices_total",
+    "Times that the provider has said that it takes this machine back: `notice`, or a `hint`.",
+    ["kind"],
+)
+METADATA_ERRORS = Counter(
+    "millstream_worker_metadata_errors_total",
+    "Questions that the provider's metadata service did not answer as it documents.",
+)
 RATE = Gauge("millstream_worker_tokens_per_second", "Tokens generated per second.", _POOL)
 
 

@@ -24,6 +24,8 @@ from gpu_worker.models.record_checks import check_model
 from gpu_worker.models.registration import wait_for_models
 from gpu_worker.models.served_models import ServedModelsFollower
 from gpu_worker.pool.model_server import ModelServer
+from gpu_worker.reclaim.notice_sources import make_source
+from gpu_worker.reclaim_watch import ReclaimWatch
 from gpu_worker.settings import WorkerSettings
 from registry.models import Model, Version
 from registry.store import Registry
@@ -69,6 +71,7 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
             drain.drain_on_stop(stop, settings.drain_seconds), name="stop"
         )
         stack.callback(stop_task.cancel)
+        watch = _watch_for_reclaim(stack, broker, settings, drain)
         registry = await Registry.open(broker, seconds=WAIT_SECONDS)
         stack.push_async_callback(registry.close)
         report = DrainReport()
@@ -85,6 +88,21 @@ async def run(settings: WorkerSettings, stop: asyncio.Event) -> None:
                 checks["models"] = lambda: manager.can_serve and not drain.started.is_set()
                 report = await _serve(broker, models, reporter, settings, drain)
         await drain.send_report(report)
+        if watch:
+            await watch.acknowledge()
+
+
+def _watch_for_reclaim(
+    stack: AsyncExitStack, broker: Broker, settings: WorkerSettings, drain: DrainController
+) -> ReclaimWatch | None:
+    """Watch for notices in a task until the stack closes; None if the settings name no provider."""
+    if settings.reclaim_notices is None:
+        return None
+    source = make_source(settings.reclaim_notices, settings.metadata_url, broker.clock.now)
+    watch = ReclaimWatch(broker, source, drain)
+    task = asyncio.create_task(watch.run(), name="reclaim-notices")
+    stack.callback(task.cancel)
+    return watch
 
 
 async def _run_unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
@@ -206,6 +224,8 @@ async def _serve(
         following.cancel()
         await asyncio.wait({following})
         servers = manager.servers
+        for server in servers:
+            server.is_reclaimed = drain.is_reclaimed
         held = sum(server.credit.held for server in servers)
         log.info("draining", attempts=held, at_most_seconds=round(drain.seconds_left(), 1))
         handed_over = sum(await asyncio.gather(*(s.drain(drain.seconds_left) for s in servers)))

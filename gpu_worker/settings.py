@@ -1,9 +1,11 @@
 """Settings of `millstream worker`."""
 
 from typing import Self
+from urllib.parse import urlsplit
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from gpu_worker.reclaim.notice_sources import METADATA_URL, Provider
 from registry.destination_policy import DestinationPolicy, DestinationSettings
 from registry.price_records import CURRENCY, HourPrice
 from streams.base_settings import ServiceSettings, Slug
@@ -50,6 +52,15 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
         3, gt=0, description="work whose worker is silent for this long goes to another"
     )
 
+    reclaim_notices: Provider | None = Field(
+        None,
+        description="whose metadata service tells that this machine is taken back, so that the "
+        "worker drains in time: aws, gcp or azure",
+    )
+    metadata_url: str = Field(
+        METADATA_URL, description="where that service is; another one is for tests, on loopback"
+    )
+
     type: Slug | None = Field(
         None, description="name of this kind of machine, for the ledger and the fleet's signals"
     )
@@ -66,6 +77,18 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
         if name == ANY:
             raise ValueError(f"{ANY!r} stands for any worker: choose another name")
         return name
+
+    @field_validator("metadata_url")
+    @classmethod
+    def _is_metadata_service(cls, url: str) -> str:
+        address = urlsplit(url)
+        is_local = address.scheme == "http" and address.hostname in ("127.0.0.1", "::1")
+        if url != METADATA_URL and not is_local:
+            raise ValueError(
+                f"{url!r} is neither {METADATA_URL} nor on loopback: whoever answers there ends "
+                "this worker"
+            )
+        return url
 
     @model_validator(mode="after")
     def _can_be_given_models(self) -> Self:

@@ -463,7 +463,8 @@ class Heartbeat:
     taken from it as from a dead worker.
 
     `type` names the kind of machine that the worker runs on, empty if it has no name. `not_loaded`
-    says, by `MODEL@VERSION`, why the worker serves nothing of what it has to serve.
+    says, by `MODEL@VERSION`, why the worker serves nothing of what it has to serve. `reclaiming`
+    says that it drains because its provider takes the machine back.
     """
 
     worker: str
@@ -490,6 +491,7 @@ class Heartbeat:
     drained: dict[str, int] = field(default_factory=dict)
     type: str = ""
     not_loaded: dict[str, str] = field(default_factory=dict)
+    reclaiming: bool = False
 
     def free_capacity(self, priority: str) -> tuple[int, int]:
         """Return how many sequences and KV tokens are free for requests of `priority`, as a pair.

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+import structlog
 from nats.aio.msg import Msg
 
 from api.submission.ledger_space import LedgerSpace
@@ -23,11 +24,14 @@ from gateway.admission.offload_thread import OffloadThread
 from streams import subjects
 from streams.broker.broker_client import Broker, PubAck
 from streams.broker.stream_monitor import StreamMonitor
+from streams.coordination.pressure_reports import InvalidPressure, parse_pressure
 from streams.errors import MillstreamError, Overloaded
 from streams.headers import MESSAGE_ID, AnswerRef
-from streams.messages import Encoding, Pressure
+from streams.messages import Encoding
 from streams.records import request_queue
 from streams.subjects import Lane
+
+log = structlog.get_logger()
 
 ACCEPT_SECONDS = 2.5  # an unreachable broker is a 503 after this
 EXPIRY_MARGIN_SECONDS = 15.0  # so long after its deadline a request has ended or was never stored
@@ -95,7 +99,11 @@ class Submitter:
         await self._broker.subscribe(subjects.ALL_PRESSURE, self._on_pressure)
 
     async def _on_pressure(self, msg: Msg) -> None:
-        pressure = Pressure.unpack(msg.data)
+        try:
+            pressure = parse_pressure(msg.subject, msg.headers or {}, msg.data)
+        except InvalidPressure as error:
+            log.warning("pressure_ignored", subject=msg.subject, reason=str(error))
+            return
         self._load_shedders[pressure.model].update(pressure, time.monotonic())
         self.has_had_workers = self.has_had_workers or pressure.workers > 0
 

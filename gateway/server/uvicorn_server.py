@@ -30,6 +30,17 @@ class AddressInUse(MillstreamError):
     """The gateway cannot listen on its address, mostly because another process does."""
 
 
+class DescriptorUnusable(MillstreamError):
+    """The descriptor `--fd` is not one of a bound TCP socket that this process has inherited."""
+
+    def __init__(self, descriptor: int, reason: str) -> None:
+        super().__init__(
+            f"--fd {descriptor} cannot be listened on: {reason}; name a bound TCP socket "
+            "that this process inherits, or leave --fd out"
+        )
+        self.descriptor = descriptor
+
+
 class GatewayServer(EmbeddedServer, uvicorn.Server):
     """The gateway's server; with a certificate it serves TLS alone."""
 
@@ -68,13 +79,19 @@ class GatewayServer(EmbeddedServer, uvicorn.Server):
 def listen(settings: GatewaySettings) -> socket.socket:
     """Return a socket bound to the address in the settings; it does not listen yet.
 
-    Its options (buffer sizes, keep-alive) are inherited by each connection. Raises `AddressInUse`
-    if the address cannot be bound, for any reason.
+    It is the inherited one if the settings have its descriptor. Its options (buffer sizes,
+    keep-alive) are inherited by each connection. Raises `AddressInUse` if the address cannot be
+    bound, for any reason, and `DescriptorUnusable` if the descriptor is of no such socket.
     """
+    listener = _bind(settings) if settings.fd is None else _inherit(settings.fd)
+    _set_socket_options(listener)
+    return listener
+
+
+def _bind(settings: GatewaySettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _set_socket_options(listener)
     try:
         listener.bind((settings.host, settings.port))
     except OSError as error:
@@ -82,6 +99,19 @@ def listen(settings: GatewaySettings) -> socket.socket:
         address = f"{settings.host}:{settings.port}"
         raise AddressInUse(f"cannot listen on {address}: {error.strerror}") from error
     return listener
+
+
+def _inherit(descriptor: int) -> socket.socket:
+    try:
+        inherited = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise DescriptorUnusable(descriptor, error.strerror or str(error)) from error
+    is_tcp = inherited.family in (socket.AF_INET, socket.AF_INET6)
+    if not is_tcp or inherited.type is not socket.SOCK_STREAM:
+        inherited.detach()  # it is not ours to close
+        raise DescriptorUnusable(descriptor, "it is no TCP socket")
+    inherited.set_inheritable(False)
+    return inherited
 
 
 def _set_socket_options(listener: socket.socket) -> None:

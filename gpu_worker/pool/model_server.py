@@ -103,6 +103,7 @@ class ModelServer:
         self._is_yielding = False
         self.not_loaded: Mapping[str, str] = {}  # of the worker's models, why they are not
         self.is_draining = self._is_leaving = False
+        self.is_reclaimed = False  # the provider takes this machine back
         self._drained_counts: dict[str, int] = {}
         self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
         self.on_change: Callable[[], None] = lambda: None
@@ -414,6 +415,7 @@ class ModelServer:
             pulled=dict(self._pull_loops.pulled),
             pulled_own=self._pull_loops.pulled_own,
             draining=self.is_draining or self._is_leaving,
+            reclaiming=self.is_reclaimed,
             drained=self._drained_counts,
             resident=self._engine_holder.driver is not None,
             type=self.identity.type,

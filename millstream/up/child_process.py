@@ -41,11 +41,15 @@ class StartFailed(MillstreamError):
 
 @dataclass(frozen=True)
 class Program:
-    """A program to run: its name in logs, its command line, and its whole environment."""
+    """A program to run: its name in logs, its command line, and its whole environment.
+
+    It inherits the file descriptors `inherited_fds`, under the same numbers.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)  # holds the API key
+    inherited_fds: tuple[int, ...] = ()
 
 
 OnDeath = Callable[[], Awaitable[None]]
@@ -151,6 +155,7 @@ class ChildProcess:
                 stderr=output,
                 start_new_session=True,  # so that a terminal's Ctrl-C reaches the supervisor alone
                 preexec_fn=partial(die_with_parent, os.getpid()),
+                pass_fds=self.program.inherited_fds,
             )
         if self._stopping.is_set():  # `stop` was called during the start, with nothing to signal
             self._send_signal(signal.SIGTERM)

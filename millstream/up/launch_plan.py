@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from millstream.up import nats_server
@@ -79,6 +79,7 @@ class LaunchPlan:
     api_key: str
     models: Mapping[str, str]  # the source of each, by name
     accounts: BrokerAccounts
+    gateway_fd: int  # of the socket that all gateways listen on
     workers: dict[str, WorkerUser] = field(default_factory=dict)
 
     @property
@@ -139,19 +140,38 @@ class LaunchPlan:
     def _key_pepper_file(self) -> Path:
         return self.settings.data_dir.expanduser().resolve() / KEY_PEPPER_FILE
 
-    def gateway_program(self) -> Program:
-        """Return the gateway's program."""
+    @property
+    def gateway_names(self) -> tuple[str, ...]:
+        """The names of all gateways in logs: `gateway`, or `gateway-N` if there are several."""
+        count = self.settings.gateways
+        if count == 1:
+            return ("gateway",)
+        return tuple(f"gateway-{number}" for number in range(1, count + 1))
+
+    def gateway_programs(self) -> list[Program]:
+        """Return the programs of all gateways, which listen on one socket.
+
+        Each connection goes to the first that accepts it: one that is dead or hangs gets none.
+        """
+        return [
+            replace(self._make_gateway_program(index, name), inherited_fds=(self.gateway_fd,))
+            for index, name in enumerate(self.gateway_names)
+        ]
+
+    def _make_gateway_program(self, index: int, name: str) -> Program:
+        own_port = self.settings.workers + (index + 4 if index else 1)  # after all other services'
         settings = {
             "host": self.settings.host,
             "port": self.port,
+            "fd": self.gateway_fd,
             "key_pepper_file": self._key_pepper_file,
-            "metrics_port": self._metrics_port(self.settings.workers + 1),
+            "metrics_port": self._metrics_port(own_port),
             "public_metrics": self.settings.public_metrics,
             **self._webhook_networks(),
             **self._tls_files(),
         }
         creds = self.accounts.file(UserClass.GATEWAY)
-        return self._make_program("gateway", "gateway", settings, creds)
+        return self._make_program("gateway", name, settings, creds)
 
     def _tls_files(self) -> dict[str, object]:
         names = ("tls_cert", "tls_key", "tls_client_ca")

@@ -1,11 +1,9 @@
 """The embedded nats-server: finds its binary and makes its program."""
 
 import asyncio
-import errno
 import json
 import os
 import shutil
-import socket
 import sysconfig
 from pathlib import Path
 
@@ -15,19 +13,6 @@ from streams.errors import MillstreamError
 
 HOST = "127.0.0.1"
 GREETING_SECONDS = 2.0
-
-
-class PortInUse(MillstreamError):
-    """`port` cannot be bound, in most cases because another program listens on it.
-
-    `option` is the command-line flag with which the user can choose another port.
-    """
-
-    def __init__(self, option: str, port: int) -> None:
-        super().__init__(
-            f"port {port} is taken; stop what listens there, or choose another: {option}"
-        )
-        self.option, self.port = option, port
 
 
 class BinaryNotFound(MillstreamError):
@@ -65,32 +50,6 @@ def make_program(port: int, store: Path, configuration: Path) -> Program:
 def make_url(port: int) -> str:
     """Return the `nats://` URL of the server on `port` of 127.0.0.1."""
     return f"nats://{HOST}:{port}"
-
-
-class AddressUnusable(MillstreamError):
-    """An address cannot be bound: it is not on this machine, or the port is privileged."""
-
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        super().__init__(f"cannot listen on {host} port {port}: {reason.lower()}")
-        self.host, self.port = host, port
-
-
-def claim_port(host: str, port: int, option: str) -> int:
-    """Return `port` if it is free, or any free port for 0.
-
-    Raises `PortInUse`, naming `option`, and `AddressUnusable` where no port of `host` would do.
-    The port is not kept open: another program may still take it.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUse(option, port) from error
-            raise AddressUnusable(host, port, error.strerror or str(error)) from error
-        return int(probe.getsockname()[1])
 
 
 async def wait_until_answering(port: int) -> None:

@@ -1,6 +1,7 @@
 """The child processes of one `millstream up`: kept running, and stopped in order."""
 
 import asyncio
+from pathlib import Path
 
 from millstream.up import state_file
 from millstream.up.child_process import ChildProcess, OnDeath, Program
@@ -21,14 +22,21 @@ class ProcessManager:
         self._tasks = tasks
         self._children: dict[str, list[ChildProcess]] = {}  # by service
 
-    def add(self, service: str, program: Program, on_death: OnDeath | None = None) -> ChildProcess:
+    def add(
+        self,
+        service: str,
+        program: Program,
+        on_death: OnDeath | None = None,
+        logs: Path | None = None,
+    ) -> ChildProcess:
         """Return a new `ChildProcess` at once, and start its program in a task.
 
         `service` is a key of `DRAIN_SHARES`, by which `stop` orders the processes. The program is
         started again after each death; `on_death` is awaited before that. Until `mark_started` is
-        called, 3 deaths in a row fail the task group with `StartFailed`.
+        called, 3 deaths in a row fail the task group with `StartFailed`. Its log file is in the
+        directory `logs`, by default that of all services.
         """
-        child = ChildProcess(program, self.directory.logs, on_death)
+        child = ChildProcess(program, logs or self.directory.logs, on_death)
         self._children.setdefault(service, []).append(child)
         self._tasks.create_task(child.keep_running(), name=program.name)
         return child

@@ -31,8 +31,9 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
     worker_price_per_hour: HourPrice | None = Field(
         None, description="what each worker costs an hour, in USD, by which costs are divided"
     )
-    host: str = Field("127.0.0.1", description="address of the gateway")
-    port: Port = Field(8080, description="port of the gateway, for HTTP and WebSocket")
+    gateways: int = Field(1, ge=1, le=64, description="gateway processes, all on one port")
+    host: str = Field("127.0.0.1", description="address of the gateways")
+    port: Port = Field(8080, description="port of the gateways, for HTTP and WebSocket")
     nats_port: Port = Field(4222, description="port of the embedded nats-server; 0: any free one")
     admin_port: Port = Field(
         0, description="port of the admin API, on this machine alone; 0: any free one"
@@ -52,7 +53,8 @@ class UpSettings(DestinationSettings, WebhookSettings, TlsSettings):
     metrics_port: Port = Field(
         0,
         description="port for the dispatcher's metrics, the next ones for the workers', then the "
-        "gateway's, the admin service's, the jobs and the fleet service's; 0: off",
+        "first gateway's, the admin service's, the jobs and the fleet service's, and those of "
+        "further gateways; 0: off",
     )
     public_metrics: bool = Field(
         False, description="serve the gateway's /metrics, with tenants' names, on its own port too"

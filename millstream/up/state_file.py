@@ -11,8 +11,8 @@ class UpState(BaseModel):
 
     `nats` is the URL of nats-server, `url` that of the gateway and `admin` that of the admin
     service, all for clients on this machine; `nats_users` is the directory with credentials for
-    nats-server, a file `CLASS.creds` for each class of users. The state can be outdated: see
-    `is_alive`.
+    nats-server, a file `CLASS.creds` for each class of users; `gateways` are the names of the
+    gateways behind `url`, each with its log file. The state can be outdated: see `is_alive`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -22,6 +22,7 @@ class UpState(BaseModel):
     url: str
     admin: str = ""  # not of an earlier release
     nats_users: str = ""  # likewise
+    gateways: tuple[str, ...] = ()  # likewise
 
     @property
     def is_alive(self) -> bool:

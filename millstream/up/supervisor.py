@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import sys
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -12,7 +13,7 @@ import structlog
 from pydantic import SecretStr
 
 from millstream.admin.admin_client import HttpAdminClient
-from millstream.up import health_probe, model_registration, nats_server, state_file
+from millstream.up import health_probe, model_registration, nats_server, ports, state_file
 from millstream.up.broker_accounts import mint_accounts
 from millstream.up.broker_health import connect_health
 from millstream.up.child_process import ChildProcess
@@ -54,27 +55,34 @@ async def run(settings: UpSettings, stop: asyncio.Event) -> None:
     models = model_registration.resolve_models(settings)
     await asyncio.to_thread(model_registration.check_folders, models)
     with open_data_directory(settings.data_dir) as directory:
-        plan = _make_plan(settings, directory, models)
-        await asyncio.to_thread(kill_leftovers, plan.accounts.users)
-        async with asyncio.TaskGroup() as tasks:
-            manager = ProcessManager(tasks, directory, plan)
-            service = tasks.create_task(_run_services(manager, models), name="serve")
-            await stop.wait()
-            service.cancel()
-            await manager.stop()
+        listener = ports.bind_socket(settings.host, settings.port, "--port")
+        with listener:
+            plan = _make_plan(settings, directory, models, listener)
+            await asyncio.to_thread(kill_leftovers, plan.accounts.users)
+            async with asyncio.TaskGroup() as tasks:
+                manager = ProcessManager(tasks, directory, plan)
+                service = tasks.create_task(_run_services(manager, models), name="serve")
+                await stop.wait()
+                service.cancel()
+                listener.close()  # so that clients are refused once the gateways have ended
+                await manager.stop()
 
 
 def _make_plan(
-    settings: UpSettings, directory: DataDirectory, models: dict[str, str]
+    settings: UpSettings,
+    directory: DataDirectory,
+    models: dict[str, str],
+    listener: socket.socket,
 ) -> LaunchPlan:
     key = settings.api_key.get_secret_value() if settings.api_key else directory.load_api_key()
     directory.mint_key_pepper()
     check_keys(settings.tenants, SecretStr(key))
-    port = nats_server.claim_port(settings.host, settings.port, "--port")
-    nats_port = nats_server.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
-    admin_port = nats_server.claim_port(ADMIN_HOST, settings.admin_port, "--admin-port")
+    port = listener.getsockname()[1]
+    nats_port = ports.claim_port(nats_server.HOST, settings.nats_port, "--nats-port")
+    admin_port = ports.claim_port(ADMIN_HOST, settings.admin_port, "--admin-port")
     accounts = mint_accounts(directory, settings.shards)
-    return LaunchPlan(settings, port, nats_port, admin_port, key, models, accounts)
+    fd = listener.fileno()
+    return LaunchPlan(settings, port, nats_port, admin_port, key, models, accounts, fd)
 
 
 async def _run_services(manager: ProcessManager, models: dict[str, str]) -> None:
@@ -126,7 +134,8 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
     await nats_server.wait_until_answering(plan.nats_port)
     manager.add("admin", plan.admin_program())  # the others wait for what it declares
     manager.add("dispatcher", plan.dispatcher_program())
-    manager.add("gateway", plan.gateway_program())
+    for program in plan.gateway_programs():
+        manager.add("gateway", program)
     manager.add("jobs", plan.jobs_program())
     await _wait_until_admin_is_ready(plan)
     directory.save_api_key(plan.api_key)
@@ -136,6 +145,7 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
         url=plan.gateway_url,
         admin=plan.admin_url,
         nats_users=str(plan.accounts.users),
+        gateways=plan.gateway_names,
     )
     state_file.write(directory.path, state)
     admin = HttpAdminClient(plan.admin_url, plan.api_key)

@@ -41,6 +41,7 @@ class Adversary(StrEnum):
     GATEWAY = "a stolen gateway"
     DISPATCHER = "a stolen dispatcher"
     JOBS = "a stolen jobs service"
+    FLEET = "a stolen fleet service"
     OPERATOR = "a stolen operator"
     PAGE = "a web page"
     STORE_USER = "control: a user in a store"
@@ -191,6 +192,8 @@ PROMISES = {
         BATCHES,
         WEBHOOKS,
     ),
+    # What has ended, from the ledger: ids, and no prompt
+    Adversary.FLEET: _by_table(UserClass.FLEET, Pins("stolen-fleet"), REQUESTS, TENANTS),
     # Prompts only of dead letters; no victim's request is one
     Adversary.OPERATOR: _by_table(
         UserClass.OPERATOR, Pins("stolen-operator"), REQUESTS, TENANTS, KEYS

@@ -34,6 +34,7 @@ async def test_nobody_reaches_what_is_not_his(tmp_path: Path) -> None:
         Adversary.TENANT_USER,
         Adversary.WORKER,
         Adversary.JOBS,
+        Adversary.FLEET,
     }
     attacks = {name: ATTACKS[name] for name in QUICK}
     rows = [r async for v in judge_each(tmp_path, 1, chosen, _ignore, attacks) for r in v.rows]

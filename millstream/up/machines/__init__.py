@@ -2,5 +2,6 @@
 
 machine_life      what becomes of each machine, by the plan and the time (pure)
 process_provider  stores that, and starts and ends workers accordingly
+machine_files     their logs and credentials, and which of them stay
 leftovers         workers of an earlier `millstream up` that still run
 """

@@ -10,6 +10,7 @@ import structlog
 from millstream.up.child_process import ChildProcess
 from millstream.up.launch_plan import LaunchPlan
 from millstream.up.machines import machine_life
+from millstream.up.machines.machine_files import MachineFiles
 from millstream.up.process_manager import ProcessManager
 from streams import subjects
 from streams.broker.broker_client import Broker, StoreRefused
@@ -42,6 +43,7 @@ class ProcessProvider:
     ) -> None:
         self._broker, self._manager, self._announce = broker, manager, announce
         self._store = FleetStore(broker)
+        self._files = MachineFiles(manager.directory.logs, manager.plan.accounts.users)
         self._known, self._plan = MachineList(), FleetPlan()
         self._workers: dict[str, ChildProcess] = {}
         self._ending: set[str] = set()
@@ -56,9 +58,11 @@ class ProcessProvider:
         Raises `BrokerUnavailable`, `StorageFull`, or `RecordChanged`.
         """
         await self._broker.subscribe(subjects.FLEET_PLAN_CHANGED, self._on_change)
-        launch_plan = self._manager.plan
-        self._known = machine_life.resume(await self._store.read_machines(), _types(launch_plan))
-        self._known = await self._store.write_machines(self._known)
+        left = await self._store.read_machines()
+        known = machine_life.resume(left, _types(self._manager.plan))
+        self._known = await self._store.write_machines(known)
+        ended = left.machines.keys() - known.machines.keys()
+        self._files.remove_ended(ended, known.machines)
 
     async def run(self) -> None:
         """Follow the plan until cancelled; the machines are left to the manager then.
@@ -114,7 +118,9 @@ class ProcessProvider:
 
     def _start(self, name: str) -> None:
         program = self._manager.plan.machine_program(name, self._known.machines[name])
-        child = self._manager.add(_SERVICE, program, partial(self._on_death, name))
+        self._files.logs.mkdir(exist_ok=True)
+        on_death = partial(self._on_death, name)
+        child = self._manager.add(_SERVICE, program, on_death, self._files.logs)
         child.is_starting = False  # however often it dies, `up` and the other machines go on
         self._workers[name] = child
 
@@ -126,6 +132,7 @@ class ProcessProvider:
                 await self._announce(name)
             self._manager.remove(_SERVICE, child)
             del self._workers[name]
+            self._files.remove_ended([name], self._workers)
         self._ending.discard(name)
         self._ended.append(name)
         self._woken.set()

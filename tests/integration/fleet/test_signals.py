@@ -25,7 +25,7 @@ from streams.broker import declaration
 from streams.broker.broker_client import Broker
 from streams.messages import LedgerRecord
 from streams.subjects import Priority
-from tests.support.accounts_server import connect
+from tests.support.accounts_server import connect, process_files
 from tests.support.eventually import eventually
 from tests.support.gateways import RunningGateway, gateways, tenants
 from tests.support.service_process import service_process
@@ -212,6 +212,20 @@ async def test_a_forged_record_or_beat_is_counted_nowhere(nats_url: str) -> None
         report = await eventually(partial(counted, broker, 1))
         check_counts(report, 1)
         assert signals_of(report, "cold")["ended"] == {}
+
+
+async def test_garbage_from_a_dispatcher_stops_nobody(nats_url: str) -> None:
+    """Neither the fleet's collector nor a gateway, which both go on with sound reports."""
+    async with (
+        cell(nats_url) as gateway,
+        running(fleet.service, fleet_settings(nats_url)),
+        connect_operator(nats_url) as broker,
+        connect(nats_url, "stolen", process_files(nats_url, UserClass.DISPATCHER, "d")) as thief,
+    ):
+        for garbage in (b"\xc1", messages.pack(7), messages.pack({"model": "mock"})):
+            await thief.publish(subjects.pressure("mock"), garbage)
+        await send_all(gateway)
+        check_counts(await eventually(partial(counted, broker, 1)), 1)
 
 
 async def test_a_ledger_that_was_lost_is_read_from_its_new_beginning(nats_url: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from gpu_worker.settings import WorkerSettings
 from millstream.settings_loader import load_settings
-from millstream.up import model_registration, nats_server
+from millstream.up import model_registration, nats_server, ports
 from millstream.up.broker_accounts import BrokerAccounts, mint_accounts
 from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
 from millstream.up.fleet_table import FleetTable, MachineTypeTable
@@ -39,7 +39,8 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> BrokerAccounts:
 def plan_of(accounts: BrokerAccounts) -> PlanOf:
     def make(models: tuple[str, ...] = ("mock",), **settings: Any) -> LaunchPlan:
         sources = {model: model for model in models}
-        return LaunchPlan(UpSettings(**settings), 8080, 4222, 4321, "sk-key", sources, accounts)
+        told = UpSettings(**settings)
+        return LaunchPlan(told, 8080, 4222, 4321, "sk-key", sources, accounts, gateway_fd=7)
 
     return make
 
@@ -47,7 +48,7 @@ def plan_of(accounts: BrokerAccounts) -> PlanOf:
 def test_each_command_line_names_one_service(plan_of: PlanOf) -> None:
     """Operators, and their scripts, find a process by that word."""
     plan = plan_of(workers=2)
-    programs = [plan.admin_program(), plan.gateway_program(), plan.dispatcher_program()]
+    programs = [plan.admin_program(), *plan.gateway_programs(), plan.dispatcher_program()]
     programs += plan.worker_programs()
     words = ["admin", "gateway", "dispatcher", "worker", "worker"]
     assert [program.command[1:] for program in programs] == [("-m", "millstream", w) for w in words]
@@ -81,7 +82,7 @@ def test_only_the_admin_service_knows_the_key(
     monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "sk-key")
     plan = plan_of()
     for program in (
-        plan.gateway_program(),
+        *plan.gateway_programs(),
         plan.dispatcher_program(),
         *plan.worker_programs(),
         nats_server.make_program(4222, Path("/store"), Path("/nats.conf")),
@@ -95,7 +96,7 @@ def test_only_workers_know_the_keys_of_remote_servers(
     """The others call no server."""
     monkeypatch.setenv("MILLSTREAM_UPSTREAM_FAR", "sk-far")
     plan = plan_of()
-    programs = [plan.gateway_program(), plan.dispatcher_program(), *plan.worker_programs()]
+    programs = [*plan.gateway_programs(), plan.dispatcher_program(), *plan.worker_programs()]
     assert ["sk-far" in each.environment.values() for each in programs] == [False, False, True]
 
 
@@ -139,6 +140,19 @@ def test_workers_are_told_apart_and_serve_every_model(plan_of: PlanOf) -> None:
     assert ports == ["9101", "9102"]
 
 
+def test_gateways_share_a_socket_and_are_told_apart(plan_of: PlanOf) -> None:
+    """Each has its log, and a metrics port behind those of all other services."""
+    plan = plan_of(gateways=3, workers=2, metrics_port=9100)
+    programs = plan.gateway_programs()
+    assert [program.name for program in programs] == ["gateway-1", "gateway-2", "gateway-3"]
+    assert {program.inherited_fds for program in programs} == {(7,)}
+    assert {program.environment["MILLSTREAM_FD"] for program in programs} == {"7"}
+    ports = [program.environment["MILLSTREAM_METRICS_PORT"] for program in programs]
+    assert ports == ["9103", "9107", "9108"]
+    (alone,) = plan_of(metrics_port=9100).gateway_programs()
+    assert alone.name == "gateway"
+
+
 def test_a_fleet_service_runs_where_there_is_a_table_for_it(plan_of: PlanOf) -> None:
     """Without one nobody asked for a fleet; its metrics port comes after the jobs service's."""
     assert plan_of().fleet_programs() == []
@@ -152,14 +166,14 @@ def test_a_fleet_service_runs_where_there_is_a_table_for_it(plan_of: PlanOf) -> 
 def test_every_service_has_as_many_token_logs_as_the_keys_are_for(plan_of: PlanOf) -> None:
     """Nobody has a right to more of them than the accounts name."""
     plan = plan_of(shards=3)
-    programs = [plan.admin_program(), plan.gateway_program(), plan.dispatcher_program()]
+    programs = [plan.admin_program(), *plan.gateway_programs(), plan.dispatcher_program()]
     programs += plan.worker_programs()
     assert {program.environment["MILLSTREAM_SHARDS"] for program in programs} == {"3"}
 
 
 def test_a_file_is_found_again_from_any_directory(plan_of: PlanOf, tmp_path: Path) -> None:
     """Tenants are in it: the gateway must read the same one."""
-    gateway = plan_of(config=Path("x.toml")).gateway_program()
+    (gateway,) = plan_of(config=Path("x.toml")).gateway_programs()
     assert Path(gateway.environment["MILLSTREAM_CONFIG"]).is_absolute()
 
 
@@ -188,20 +202,20 @@ def test_a_taken_port_is_named_with_its_option() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(nats_server.PortInUse, match=f"port {port} is taken.*--nats-port"):
-            nats_server.claim_port("127.0.0.1", port, "--nats-port")
+        with pytest.raises(ports.PortInUse, match=f"port {port} is taken.*--nats-port"):
+            ports.claim_port("127.0.0.1", port, "--nats-port")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1"])
 def test_an_address_of_another_machine_is_not_called_taken(host: str) -> None:
     """Another port would not help."""
-    with pytest.raises(nats_server.AddressUnusable, match=f"cannot listen on {host} port 8080: "):
-        nats_server.claim_port(host, 8080, "--port")
+    with pytest.raises(ports.AddressUnusable, match=f"cannot listen on {host} port 8080: "):
+        ports.claim_port(host, 8080, "--port")
 
 
 def test_port_0_is_any_free_one() -> None:
     """For tests, and for several on one machine."""
-    assert nats_server.claim_port("127.0.0.1", 0, "--port") > 0
+    assert ports.claim_port("127.0.0.1", 0, "--port") > 0
 
 
 def test_the_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -223,7 +237,7 @@ def test_the_pepper_is_made_once_and_never_replaced(plan_of: PlanOf, tmp_path: P
     pepper = read_pepper(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert read_pepper(DataDirectory(tmp_path).mint_key_pepper()) == pepper
-    gateway = plan_of(data_dir=tmp_path).gateway_program()
+    (gateway,) = plan_of(data_dir=tmp_path).gateway_programs()
     assert gateway.environment["MILLSTREAM_KEY_PEPPER_FILE"] == str(file.resolve())
 
 

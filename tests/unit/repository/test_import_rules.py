@@ -63,6 +63,7 @@ FLOORS = {
         {"fleet"},
     ),
     "gpu_worker": (
+        {"gpu_worker/reclaim"},
         {"gpu_worker/settings.py", "gpu_worker/identity.py", "gpu_worker/compute_meter.py"},
         {"gpu_worker/engines"},
         {"gpu_worker/engines/paged/batch"},
