@@ -3,5 +3,7 @@
 machine_types  a kind of machine that can be had (pure)
 fleet_plan     the machines that are wanted, by id (pure)
 machine_list   the provider's own list of machines, written before it acts (pure)
+step_times     how long an engine's steps take, and a full batch of like requests (pure)
+curves         what a machine type does with a model version, as measured (pure)
 fleet_store    reads and changes both by compare-and-set
 """
