@@ -115,6 +115,8 @@ class Loader:
                 "keep_proof": partial(self._proofs.add, version.digest),
                 "check_directory": partial(check_directory, settings.destinations),
             }
+        if model.engine == "mock" and settings.step_model:
+            options["step_model"] = settings.step_model
         if model.engine == "remote":
             options["policy"] = settings.destinations
         if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
