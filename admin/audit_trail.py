@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel
 
 from admin.caller import Caller
+from admin.fleet.curve_change import CurveChange
 from admin.fleet.fleet_override import FleetOverride
 from admin.metrics import AUDIT_USED
 from registry.credentials.key_records import Denial, ManagedKey
@@ -46,6 +47,7 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     Model: ("model", attrgetter("name")),
     Alias: ("alias", attrgetter("name")),
     Adapter: ("adapter", attrgetter("id")),
+    CurveChange: ("curve", attrgetter("name")),
     FleetOverride: ("fleet", attrgetter("type")),
     TenantAccount: ("account", attrgetter("tenant")),
 }

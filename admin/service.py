@@ -19,6 +19,7 @@ from admin.audit_operations import AuditOperations
 from admin.audit_trail import AuditTrail, acting
 from admin.caller import Caller
 from admin.declarer import Declarer, Records
+from admin.fleet.curve_operations import CurveOperations
 from admin.fleet.fleet_operations import FleetOperations
 from admin.http_api import build_app
 from admin.http_server import AdminServer, listen
@@ -168,6 +169,7 @@ def _make_handlers(
         **PriceOperations(registry, prices).handlers,
         **account_operations.handlers,
         **FleetOperations(broker, registry, trail).handlers,
+        **CurveOperations(broker, registry, trail).handlers,
     }
 
 

@@ -1,7 +1,7 @@
 """Curves: what a machine of a type does with a model version, as it was measured. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf, isfinite
 from typing import Any, Self
@@ -106,10 +106,10 @@ class Curve(CasRecord):
             "source": CurveSource(wire["source"]),
             "revision": revision,
         }
-        return messages.from_wire(cls, facts).checked()
+        return messages.from_wire(cls, facts)
 
-    def checked(self) -> Self:
-        """Return the curve; raises ValueError with the name of a number that no machine has."""
+    def __post_init__(self) -> None:
+        """Raise ValueError, with its name, for a number that no machine has."""
         for name, seconds in vars(self.times).items():
             if not (isfinite(seconds) and seconds >= 0):
                 raise ValueError(f"times.{name} is {seconds!r}: it is 0 or more")
@@ -118,7 +118,21 @@ class Curve(CasRecord):
         for name in ("max_sequences", "kv_tokens"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it is 1 or more")
-        return self
+
+    @property
+    def name(self) -> str:
+        """Name of the curve for operators: `TYPE/MODEL@VERSION`."""
+        return f"{self.type}/{self.model}@{self.version}"
+
+    def corrected(self, factor: float, now: float) -> Self:
+        """Return the curve as workers at their work told it at `now`: all times times `factor`."""
+        return replace(
+            self,
+            source=CurveSource.LIVE,
+            measured_at=now,
+            times=self.times.scaled(factor),
+            live_factor=factor,
+        )
 
     def max_batch(self, shape: RequestShape, memory: int | None = None) -> int:
         """Return how many requests of a shape fit at once on one machine; 0 if not even one does.
