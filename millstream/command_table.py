@@ -132,6 +132,12 @@ COMMANDS = (
         "millstream.curves.commands:import_curves",
     ),
     Command(
+        "plan",
+        "compute how many workers a rate of requests needs, and what they cost",
+        "millstream.curves.plan_settings:PlanSettings",
+        "millstream.curves.plan:run",
+    ),
+    Command(
         "worker",
         "pull requests, run models, write tokens",
         "gpu_worker.settings:WorkerSettings",
