@@ -462,7 +462,9 @@ class Heartbeat:
     `handed_over`, over all of its models. Mostly it holds nothing then; what it still holds is
     taken from it as from a dead worker.
 
-    `type` names the kind of machine that the worker runs on, empty if it has no name.
+    `type` names the kind of machine that the worker runs on, empty if it has no name. `load` has
+    what the last load of the model has measured: `load_seconds`, `warm_up_seconds` in them,
+    `weight_bytes`, `kv_bytes_per_token`; those are left out that nobody knows.
     """
 
     worker: str
@@ -488,6 +490,7 @@ class Heartbeat:
     holds_only: bool = False
     drained: dict[str, int] = field(default_factory=dict)
     type: str = ""
+    load: dict[str, float] = field(default_factory=dict)
 
     def free_capacity(self, priority: str) -> tuple[int, int]:
         """Return how many sequences and KV tokens are free for requests of `priority`, as a pair.

@@ -175,8 +175,9 @@ class ModelManager:
 
     async def _load_engine(self, name: str, managed: ManagedModel) -> None:
         with self.meter.loading(name):
-            engine = await self._loader.load(managed.model, managed.version, managed.memory_bytes)
-        managed.server.attach_engine(engine)
+            loaded = await self._loader.load(managed.model, managed.version, managed.memory_bytes)
+        managed.server.load = loaded.load
+        managed.server.attach_engine(loaded.engine)
         managed.ready_at = time.monotonic()
         self._planner.mark_ready(name, managed.ready_at)
 

@@ -95,6 +95,7 @@ class ModelServer:
         self.is_draining = False
         self._drained_counts: dict[str, int] = {}
         self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
+        self.load: dict[str, float] = {}  # what the last load has measured, for heartbeats
         self.on_change: Callable[[], None] = lambda: None
 
     @property
@@ -358,6 +359,7 @@ class ModelServer:
             resident=self._engine_holder.driver is not None,
             type=self.identity.type,
             room=self._free_by_priority() if credit.preempts else {},
+            load=self.load,
         )
 
     def _build_full_heartbeat(self) -> Heartbeat:
