@@ -7,7 +7,7 @@ them. Not all of them are used, since arrivals come in no even rhythm.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, exp, log
 
 from streams.records.fleet.curves import Capacity, Curve
 from streams.records.fleet.step_times import CapacityGoals, RequestShape
@@ -112,13 +112,17 @@ def forecast(
     each = None if hourly is None else hourly / millions
     if used >= 1:
         return Forecast(workers, used, cost_per_hour=hourly, cost_per_million_tokens=each)
-    running = _running(curve, demand, capacity.batch, workers)
-    times, shape, goals = curve.times, demand.shape, demand.goals
-    wait = _mean_wait(workers * capacity.batch, used, capacity.request_seconds)
-    first = times.first_token_seconds(running, shape) + wait
-    token = times.token_seconds(running, shape)
-    keeps = _is_within(first, goals.first_token_seconds) and _is_within(token, goals.token_seconds)
-    return Forecast(workers, used, running, wait, first, token, keeps, hourly, each)
+    arriving, shape, goals = demand.requests_per_second, demand.shape, demand.goals
+    running, queued = _mean_load(curve, demand, capacity.batch, workers)
+    seconds, wait = running / arriving, queued / arriving
+    on_worker = running / workers
+    joined = min(float(capacity.batch), on_worker + 1)
+    first = min(seconds, curve.times.first_token_seconds(joined, shape))
+    token = (seconds - first) / max(1.0, shape.output_tokens - 1)
+    keeps = _is_within(first + wait, goals.first_token_seconds) and _is_within(
+        token, goals.token_seconds
+    )
+    return Forecast(workers, used, on_worker, wait, first + wait, token, keeps, hourly, each)
 
 
 def _workers(demand: Demand, capacity: Capacity) -> float:
@@ -126,25 +130,24 @@ def _workers(demand: Demand, capacity: Capacity) -> float:
     return places / capacity.batch / demand.utilisation
 
 
-def _running(curve: Curve, demand: Demand, batch: int, workers: int) -> float:
-    """The requests at once on a worker, at which as many end as arrive: at most `batch`.
+def _mean_load(curve: Curve, demand: Demand, batch: int, workers: int) -> tuple[float, float]:
+    """Return how many requests run on all workers on average, and how many wait for a place.
 
-    That is `running = arriving * seconds`, where the seconds of a request are linear in `running`.
+    Requests arrive by chance, and end the faster the fewer run: a birth-death process, whose state
+    is the number of requests. Beyond all places there is a geometric tail.
     """
-    arriving = demand.requests_per_second / workers
-    alone = curve.times.request_seconds(0, demand.shape)
-    more = curve.times.request_seconds(1, demand.shape) - alone
-    return min(float(batch), arriving * alone / (1 - arriving * more))
-
-
-def _mean_wait(places: int, utilisation: float, seconds: float) -> float:
-    """Mean seconds that a request waits for one of so many places, by Erlang's formula C."""
-    offered = utilisation * places
-    blocked = 1.0  # Erlang's formula B, by its recursion
+    places, rate = workers * batch, demand.requests_per_second
+    logs = [0.0]
     for count in range(1, places + 1):
-        blocked = offered * blocked / (count + offered * blocked)
-    waits = blocked / (1 - utilisation * (1 - blocked))
-    return waits * seconds / (places - offered)
+        seconds = curve.times.request_seconds(max(1.0, count / workers), demand.shape)
+        logs.append(logs[-1] + log(rate * seconds / count))
+    highest = max(logs)
+    weights = [exp(each - highest) for each in logs]
+    ratio = exp(logs[-1] - logs[-2])  # of each state beyond to the one before it; below 1
+    beyond = weights[-1] * ratio / (1 - ratio)
+    total = sum(weights) + beyond
+    running = sum(count * weight for count, weight in enumerate(weights)) + places * beyond
+    return running / total, beyond / (1 - ratio) / total
 
 
 def _is_within(seconds: float, goal: float | None) -> bool:
