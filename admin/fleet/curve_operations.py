@@ -46,7 +46,7 @@ class CurveOperations:
             )
         measured_at = given.measured_at or self._broker.clock.now()
         curve = replace(given, revision=0, live_factor=1.0, measured_at=measured_at)
-        before = await self._store.read_measured(curve)
+        before = await self._store.read_measured(curve.model, curve.version, curve.type)
         change = RecordChange(
             curve.name, CurveChange.of(before) if before else None, CurveChange.of(curve)
         )

@@ -22,17 +22,20 @@ class CurveStore:
         """Return the curves that hold now, by name: see `merge`."""
         return merge(await self._records.list(subjects.ALL_CURVES))
 
-    async def read_measured(self, curve: Curve) -> Curve | None:
-        """Return what was measured of the same model version and type; None if nothing was."""
-        return await self._records.read_newest(_subject(curve, is_live=False))
+    async def read_measured(self, model: str, version: str, type_name: str) -> Curve | None:
+        """Return what was measured of a model version on a type; None if nothing was."""
+        subject = subjects.measured_curve(model, version, type_name)
+        return await self._records.read_newest(subject)
 
     async def write_measured(self, curve: Curve) -> Curve:
         """Store a curve in place of an older one of the same name; raises `StorageFull`."""
-        return await self._write(_subject(curve, is_live=False), curve)
+        return await self._write(
+            subjects.measured_curve(curve.model, curve.version, curve.type), curve
+        )
 
     async def write_live(self, curve: Curve) -> Curve:
         """Store what workers at their work tell of a curve; raises `StorageFull`."""
-        return await self._write(_subject(curve, is_live=True), curve)
+        return await self._write(subjects.live_curve(curve.model, curve.version, curve.type), curve)
 
     async def _write(self, subject: str, curve: Curve) -> Curve:
         known = await self._records.read_newest(subject) or curve
@@ -57,8 +60,3 @@ def merge(curves: Iterable[Curve]) -> dict[str, Curve]:
         if known is None or curve.measured_at >= known.measured_at:
             newest[curve.name] = curve
     return newest
-
-
-def _subject(curve: Curve, is_live: bool) -> str:
-    make = subjects.live_curve if is_live else subjects.measured_curve
-    return make(curve.model, curve.version, curve.type)
