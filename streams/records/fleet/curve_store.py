@@ -38,25 +38,22 @@ class CurveStore:
         return await self._write(subjects.live_curve(curve.model, curve.version, curve.type), curve)
 
     async def _write(self, subject: str, curve: Curve) -> Curve:
-        known = await self._records.read_newest(subject) or curve
-        newest = replace(curve, revision=known.revision)
-        return (
-            await self._records.change(
-                subject, newest, lambda found: replace(curve, revision=found.revision)
-            )
-            or curve
+        known = await self._records.read_newest(subject)
+        first = replace(curve, revision=known.revision if known else 0)
+        written = await self._records.change(
+            subject, first, lambda found: replace(curve, revision=found.revision)
         )
+        return written or curve
 
 
 def merge(curves: Iterable[Curve]) -> dict[str, Curve]:
-    """Return the curves that hold, by name.
+    """Return the curves that hold, by name: of each the one that was stored last.
 
-    What workers tell counts in place of what was measured before it, and not of what was measured
-    since.
+    So what workers tell counts in place of what was measured before, until it is measured again.
     """
     newest: dict[str, Curve] = {}
     for curve in curves:
         known = newest.get(curve.name)
-        if known is None or curve.measured_at >= known.measured_at:
+        if known is None or curve.revision > known.revision:
             newest[curve.name] = curve
     return newest
