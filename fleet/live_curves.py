@@ -2,6 +2,7 @@
 
 import structlog
 
+from fleet.metrics import CURVE_FACTOR
 from fleet.signals.live_pace import (
     LivePace,
     ObservedPace,
@@ -61,6 +62,7 @@ class LiveCurves:
             curve = learn_curve(pool, paces, now)
         elif shape:
             curve = measured.corrected(correction_factor(measured, shape, observed), now)
+            CURVE_FACTOR.labels(*pool).set(curve.live_factor)
         else:
             return
         if known is None or known.source is not CurveSource.LIVE or _differs(known, curve):

@@ -8,7 +8,7 @@ from nats.aio.msg import Msg
 
 from fleet.ledger_reader import LedgerReader, stored_at
 from fleet.live_curves import LiveCurves
-from fleet.metrics import LEDGER_BEHIND, SIGNALS
+from fleet.metrics import CURVE_FACTOR, LEDGER_BEHIND, SIGNALS
 from fleet.signals.signal_report import SignalReport
 from fleet.signals.signal_window import Goals, SignalWindow
 from registry.store import Registry
@@ -158,3 +158,4 @@ class SignalCollector:
 def _clear_metrics() -> None:
     SIGNALS.report = None
     LEDGER_BEHIND.set(0)
+    CURVE_FACTOR.clear()

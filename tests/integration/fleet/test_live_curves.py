@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from fleet.live_curves import LiveCurves
@@ -66,6 +67,10 @@ async def test_a_measured_curve_is_corrected_and_says_so(nats_url: str) -> None:
         assert found.source is CurveSource.LIVE
         assert found.live_factor == pytest.approx(1.4, rel=0.01)
         assert found.measured_at == 1060
+        factor = REGISTRY.get_sample_value(
+            "millstream_fleet_curve_factor", {"model": "m", "version": VERSION, "type": "l4"}
+        )
+        assert factor == found.live_factor
         assert found.times.step_seconds == pytest.approx(1.4 * 0.02, rel=0.01)
         await live_minute(curves, 1060.0, 1.42 * expected)
         assert await fetch_curves(admin) == [found]
