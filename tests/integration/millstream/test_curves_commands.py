@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from millstream.admin.admin_client import AdminRefused, HttpAdminClient, list_all
+from millstream.curves import plan
 from millstream.curves.commands import (
     fetch_curves,
     import_curves,
@@ -19,6 +20,8 @@ from millstream.curves.commands import (
     show_curve,
 )
 from millstream.curves.curve_file import CurveUnreadable
+from millstream.curves.plan import GoalsOutOfReach, NoCurve
+from millstream.curves.plan_settings import PlanSettings
 from millstream.curves.settings import (
     ImportCurvesSettings,
     ListCurvesSettings,
@@ -140,6 +143,43 @@ async def test_only_curves_of_models_that_there_are_are_stored_and_each_is_audit
     await put_curve(admin, CURVE)
     records = await list_all(admin, "audit.list", by="seq", what="curves")
     assert {each["target"] for each in records} == {f"curve {CURVE.name}"}
+
+
+def plan_settings(door: dict[str, Any], **told: Any) -> PlanSettings:
+    given = {"rate": "600/min", "prompt": 64, "output": 32, "model": "org/m", "json": True}
+    return PlanSettings.model_validate({**door, **given, **told})
+
+
+async def test_a_plan_is_one_object_with_the_formula_and_its_neighbours(
+    door: dict[str, Any], admin: HttpAdminClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no fleet nobody has said what a machine costs."""
+    with pytest.raises(NoCurve, match=f"no curve of org/m@{VERSION}.*bench --curve"):
+        await plan.run(plan_settings(door), STOP)
+    await put_curve(admin, CURVE)
+    slow = replace(CURVE, type="slow", times=CURVE.times.scaled(200))
+    await put_curve(admin, slow)
+    assert await plan.run(plan_settings(door), STOP) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["type"], found["workers"], found["one_fewer"]) == ("l4", 1, None)
+    assert found["formula"].startswith("10/s x ")
+    assert found["cost_per_million_tokens"] is None
+    assert found["one_more"]["workers"] == 2
+    (other,) = found["alternatives"]
+    assert (other["type"], other["workers"]) == ("slow", other["one_fewer"]["workers"] + 1)
+    await plan.run(plan_settings(door, json=False), STOP)
+    assert "Other types" in capsys.readouterr().out
+
+
+async def test_a_plan_that_cannot_be_says_why(
+    door: dict[str, Any], admin: HttpAdminClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A status of 0 would let a script buy what does not help."""
+    await put_curve(admin, CURVE)
+    with pytest.raises(GoalsOutOfReach, match="alone it takes"):
+        await plan.run(plan_settings(door, goal=("ttft=0.001",)), STOP)
+    with pytest.raises(NoCurve, match="on the type 'l5'"):
+        await plan.run(plan_settings(door, type="l5"), STOP)
 
 
 async def test_what_workers_tell_counts_until_it_is_measured_again(
