@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel
 
 from admin.caller import Caller
+from admin.fleet.curve_change import CurveChange
 from admin.fleet.fleet_override import FleetOverride
 from admin.metrics import AUDIT_USED
 from registry.credentials.key_records import Denial, ManagedKey
@@ -47,6 +48,7 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     Alias: ("alias", attrgetter("name")),
     Adapter: ("adapter", attrgetter("id")),
     ServedModels: ("served", attrgetter("on")),
+    CurveChange: ("curve", attrgetter("name")),
     FleetOverride: ("fleet", attrgetter("type")),
     TenantAccount: ("account", attrgetter("tenant")),
 }

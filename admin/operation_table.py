@@ -14,6 +14,7 @@ from registry.models import Adapter, Model, ModelName
 from registry.price_records import CURRENCY, MillionPrice
 from registry.tenant_records import DEFAULT_SCOPES, Scope
 from streams.base_settings import QuotaSettings, Slug, TenantLimits
+from streams.records.fleet.curves import Curve, CurveSource
 
 PREFIX = "/admin/v1"
 MAX_PAGE = 1000  # records of one answer
@@ -236,6 +237,21 @@ class FleetArguments(Arguments):
     )
 
 
+class CurveArguments(Arguments):
+    """Arguments of `curves.put`: what a machine of a type does with a model version."""
+
+    name: str = Field(description="`TYPE/MODEL@VERSION`")
+    curve: Curve
+
+    @model_validator(mode="after")
+    def _can_be_stored(self) -> Self:
+        if self.name != self.curve.name:
+            raise ValueError(f"the curve's name is {self.curve.name!r}, not {self.name!r}")
+        if self.curve.source is CurveSource.LIVE:
+            raise ValueError("source is 'live': such curves come from workers; it is bench or file")
+        return self
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too.
@@ -425,6 +441,22 @@ OPERATIONS = {
             "operator",
             FleetArguments,
             "Want so many machines of a type for a model, for a time",
+        ),
+        Operation(
+            "curves.list",
+            "GET",
+            "/curves",
+            "operator",
+            PageArguments,
+            "List what machines of each type do with each model version",
+        ),
+        Operation(
+            "curves.put",
+            "PUT",
+            "/curves/{name:path}",
+            "operator",
+            CurveArguments,
+            "Store what machines of a type do with a model version",
         ),
         Operation("keys.list", "GET", "/keys", "operator", PageArguments, "List the managed keys"),
         Operation(

@@ -19,6 +19,7 @@ from admin.audit_operations import AuditOperations
 from admin.audit_trail import AuditTrail, acting
 from admin.caller import Caller
 from admin.declarer import Declarer, Records
+from admin.fleet.curve_operations import CurveOperations
 from admin.fleet.fleet_operations import FleetOperations
 from admin.fleet.serving_operations import ServingOperations
 from admin.http_api import build_app
@@ -170,6 +171,7 @@ def _make_handlers(
         **account_operations.handlers,
         **FleetOperations(broker, registry, trail).handlers,
         **ServingOperations(broker, registry).handlers,
+        **CurveOperations(broker, registry, trail).handlers,
     }
 
 

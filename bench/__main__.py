@@ -14,6 +14,7 @@ from bench import (
     append_cost,
     backlog,
     batches,
+    capacity_forecast,
     chunked_prefill,
     engine_comparison,
     failover_vs_dynamo,
@@ -34,7 +35,10 @@ from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_rando
 NEED_TRACES = "mixed", "live-b2", "live-b3", "live-b4"
 NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
-SETTLED = "idle", "unread", "cancels", "ledger", "ledger-undisturbed", "accounts", "append", "jobs"
+SETTLED = (
+    *("idle", "unread", "cancels", "ledger", "ledger-undisturbed", "accounts", "append", "jobs"),
+    "capacity",
+)
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
@@ -53,6 +57,7 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "accounts": accounts_cost.measure,
     "append": append_cost.measure,
     "jobs": batches.measure,
+    "capacity": capacity_forecast.measure,
     "jobs-killed": killed_batch.measure,
     "meter": meter_cost.measure,
     "key-checks": key_check_cost.measure,

@@ -4,6 +4,7 @@ Any number of processes may run; the one that holds the lease `fleet` knows the 
 
 service           leads or stands by
 signal_collector  hears heartbeats and load reports, reads the ledger, and answers questions
+live_curves       corrects curves by heartbeats, and learns those that nobody has measured
 ledger_reader     the ledger's messages of the last minutes, in order
 signals/          what these say, as numbers at one time (pure)
 metrics           the signals for Prometheus

@@ -13,6 +13,11 @@ LEADING = Gauge("millstream_fleet_leading", "1 where this process knows the flee
 LEDGER_BEHIND = Gauge(
     "millstream_fleet_ledger_behind_seconds", "Time since the ledger was last read to its end."
 )
+CURVE_FACTOR = Gauge(
+    "millstream_fleet_curve_factor",
+    "By how much longer requests take on live workers than was measured.",
+    ["model", "version", "type"],
+)
 _PRIORITIES = frozenset(map(str, Priority))
 
 

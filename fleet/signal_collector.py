@@ -7,17 +7,18 @@ import structlog
 from nats.aio.msg import Msg
 
 from fleet.ledger_reader import LedgerReader, stored_at
-from fleet.metrics import LEDGER_BEHIND, SIGNALS
+from fleet.live_curves import LiveCurves
+from fleet.metrics import CURVE_FACTOR, LEDGER_BEHIND, SIGNALS
 from fleet.signals.signal_report import SignalReport
 from fleet.signals.signal_window import Goals, SignalWindow
 from registry.store import Registry
 from streams import subjects, topology
-from streams.broker.broker_client import Broker, MessageHandler, StoredMessage
+from streams.broker.broker_client import Broker, MessageHandler, StoredMessage, StoreRefused
 from streams.broker.stream_monitor import StreamMonitor
 from streams.coordination.gateway_beats import InvalidGatewayBeat, parse_gateway_beat
 from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.coordination.pressure_reports import InvalidPressure, parse_pressure
-from streams.errors import BrokerUnavailable
+from streams.errors import BrokerUnavailable, StorageFull
 from streams.messages import RefusalCounts
 from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 
@@ -39,6 +40,7 @@ class SignalCollector:
     ) -> None:
         self._broker, self._registry, self._streams = broker, registry, streams
         self._window = SignalWindow(window_seconds)
+        self._curves = LiveCurves(broker)
         # The second in which the window begins counts as a whole
         self._ledger = LedgerReader(broker, int(broker.clock.now()) - window_seconds)
         self._report: SignalReport | None = None
@@ -84,7 +86,11 @@ class SignalCollector:
             if self._report:
                 LEDGER_BEHIND.set(self._broker.clock.now() - self._report.at)
             return
-        self._make_report()
+        report = self._make_report()
+        try:
+            await self._curves.update(report)
+        except (BrokerUnavailable, StorageFull, StoreRefused) as error:
+            log.warning("curve_not_stored", reason=str(error))
 
     async def _read_ledger(self) -> None:
         while found := await self._ledger.read_page():
@@ -103,10 +109,11 @@ class SignalCollector:
         except (ForgedRecord, ValueError, TypeError) as error:
             log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
 
-    def _make_report(self) -> None:
-        self._report = self._window.report(self._broker.clock.now(), self._goals)
-        SIGNALS.report = self._report
+    def _make_report(self) -> SignalReport:
+        report = self._window.report(self._broker.clock.now(), self._goals)
+        self._report = SIGNALS.report = report
         LEDGER_BEHIND.set(0)
+        return report
 
     @property
     def _goals(self) -> Goals:
@@ -137,7 +144,9 @@ class SignalCollector:
         except InvalidHeartbeat as error:
             log.warning("heartbeat_ignored", subject=msg.subject, reason=str(error))
             return
-        self._window.add_heartbeat(beat, self._broker.clock.now())
+        now = self._broker.clock.now()
+        self._window.add_heartbeat(beat, now)
+        self._curves.add_heartbeat(beat, now)
 
     async def _on_gateway_beat(self, msg: Msg) -> None:
         try:
@@ -155,3 +164,4 @@ class SignalCollector:
 def _clear_metrics() -> None:
     SIGNALS.report = None
     LEDGER_BEHIND.set(0)
+    CURVE_FACTOR.clear()

@@ -1,16 +1,29 @@
 """Settings of `millstream worker`."""
 
-from typing import Self
+import json
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, field_validator, model_validator
 
 from gpu_worker.reclaim.notice_sources import METADATA_URL, Provider
 from registry.destination_policy import DestinationPolicy, DestinationSettings
 from registry.price_records import CURRENCY, HourPrice
+from simulation.step_model import StepModel
 from streams.base_settings import ServiceSettings, Slug
 from streams.subjects import ANY
 from streams.usage_accounts import MICRO, WorkerPrice
+
+
+def _parse_step_model(value: object) -> object:
+    """Return what a text says in JSON; raises ValueError if it is none."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+
+
+StepModelText = Annotated[StepModel, BeforeValidator(_parse_step_model)]
 
 
 class WorkerSettings(DestinationSettings, ServiceSettings):
@@ -61,6 +74,11 @@ class WorkerSettings(DestinationSettings, ServiceSettings):
         METADATA_URL, description="where that service is; another one is for tests, on loopback"
     )
 
+    step_model: StepModelText | None = Field(
+        None,
+        description="for the mock model, how long steps take and what fits, as JSON, such as "
+        '{"step_ms": 10, "token_ms": 0.1}; its own pace if not given',
+    )
     type: Slug | None = Field(
         None, description="name of this kind of machine, for the ledger and the fleet's signals"
     )

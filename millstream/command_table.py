@@ -114,6 +114,30 @@ COMMANDS = (
         "millstream.fleet.machine_commands:set_machines",
     ),
     Command(
+        "curves list",
+        "list what machines of each type do with each model",
+        "millstream.curves.settings:ListCurvesSettings",
+        "millstream.curves.commands:list_curves",
+    ),
+    Command(
+        "curves show",
+        "show what machines of one type do with one model, and how it was measured",
+        "millstream.curves.settings:ShowCurveSettings",
+        "millstream.curves.commands:show_curve",
+    ),
+    Command(
+        "curves import",
+        "store curves from a file",
+        "millstream.curves.settings:ImportCurvesSettings",
+        "millstream.curves.commands:import_curves",
+    ),
+    Command(
+        "plan",
+        "compute how many workers a rate of requests needs, and what they cost",
+        "millstream.curves.plan_settings:PlanSettings",
+        "millstream.curves.plan:run",
+    ),
+    Command(
         "worker",
         "pull requests, run models, write tokens",
         "gpu_worker.settings:WorkerSettings",

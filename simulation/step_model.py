@@ -1,6 +1,7 @@
 """Step model: how long a step of an engine takes, by the tokens and sequences in it."""
 
 from dataclasses import dataclass, replace
+from math import isfinite
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,13 @@ class StepModel:
     kv_tokens: int = 10_000
     max_sequences: int = 64
     max_batch_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for times or sizes that no engine has."""
+        for name, value in vars(self).items():
+            least = 0 if name.endswith(("_ms", "_us")) else 1
+            if not (isfinite(value) and value >= least):
+                raise ValueError(f"{name} is {value}: it is a number of {least} or more")
 
     def step_seconds(self, decoding: int, context_tokens: int, prefill_tokens: int) -> float:
         """Return the seconds that one step takes; 0 for an empty step.

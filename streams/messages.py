@@ -464,7 +464,9 @@ class Heartbeat:
 
     `type` names the kind of machine that the worker runs on, empty if it has no name. `not_loaded`
     says, by `MODEL@VERSION`, why the worker serves nothing of what it has to serve. `reclaiming`
-    says that it drains because its provider takes the machine back.
+    says that it drains because its provider takes the machine back. `load` has what the last load
+    of the model has measured: `load_seconds`, `warm_up_seconds` in them, `weight_bytes`,
+    `kv_bytes_per_token`; those are left out that nobody knows.
     """
 
     worker: str
@@ -492,6 +494,7 @@ class Heartbeat:
     type: str = ""
     not_loaded: dict[str, str] = field(default_factory=dict)
     reclaiming: bool = False
+    load: dict[str, float] = field(default_factory=dict)
 
     def free_capacity(self, priority: str) -> tuple[int, int]:
         """Return how many sequences and KV tokens are free for requests of `priority`, as a pair.

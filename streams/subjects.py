@@ -24,6 +24,8 @@ _OUTCOME = f"{PREFIX}.outcome."
 _COST_ROLLUP = f"{PREFIX}.rollup._costs."  # `_costs` is no tenant's name
 FLEET_PLAN, FLEET_MACHINES = "$KV.fleet.plan", "$KV.fleet.machines"
 FLEET_PLAN_CHANGED = f"{PREFIX}.changed.fleet.plan"
+ALL_CURVES = "$KV.curves.*.*.*.*"
+MEASURED_CURVES, LIVE_CURVES = "$KV.curves.measured.*.*.*", "$KV.curves.live.*.*.*"
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
 _MAX_ESCAPED = 1024
@@ -363,6 +365,19 @@ def written(worker: str) -> str:
     Raises `InvalidToken` for a name that cannot be part of a subject.
     """
     return f"{PREFIX}.written.{token(worker)}"
+
+
+def measured_curve(model: str, version: str, type_name: str) -> str:
+    """Return the subject of the curve that was measured of a model version on a machine type.
+
+    Raises `InvalidToken`, as `fleet` does.
+    """
+    return f"$KV.curves.measured.{escape(model)}.{escape(version)}.{token(type_name)}"
+
+
+def live_curve(model: str, version: str, type_name: str) -> str:
+    """Return the subject of what workers at their work tell of a curve; raises `InvalidToken`."""
+    return f"$KV.curves.live.{escape(model)}.{escape(version)}.{token(type_name)}"
 
 
 def fleet(model: str, worker: str) -> str:

@@ -27,7 +27,7 @@ RESULTS, BATCHES = "RESULTS", "KV_batches"
 RESPONSES = "KV_responses"
 WEBHOOKS = "WEBHOOKS"
 WEBHOOK_ENDPOINTS, DELIVERIES = "KV_webhooks", "KV_deliveries"
-FLEET = "KV_fleet"
+FLEET, CURVES = "KV_fleet", "KV_curves"
 IDEMPOTENCY_BUCKET = "idempotency"
 # Its leader tells everybody the time. Whoever may ask for a stream's state may have the subjects in
 # it, too: those of this one name models and workers, and no tenants.
@@ -51,6 +51,8 @@ FILES_BYTES = 2048 * MIB
 FILE_RECORDS_BYTES = 64 * MIB
 RESULTS_BYTES = 2048 * MIB
 FLEET_BYTES = 16 * MIB  # two records
+CURVES_BYTES = 32 * MIB
+CURVES_HISTORY = 8  # of each: older ones tell what has changed
 RESPONSES_BYTES = 1024 * MIB
 ITEM_LOGS_BYTES = 128 * MIB  # of lines under way: what has its result is removed
 WEBHOOKS_BYTES = 128 * MIB  # some 300,000 events
@@ -188,6 +190,7 @@ def stream_configs(
         _webhook_endpoints(),
         _deliveries(),
         _fleet(),
+        _curves(),
     ]
 
 
@@ -243,6 +246,13 @@ def _fleet() -> StreamConfig:
     """Configure the bucket `fleet`; the broker copies its records to listeners of any account."""
     config = _replaceable(FLEET, "$KV.fleet.>", FLEET_BYTES)
     config.republish = RePublish(src="$KV.fleet.>", dest=f"{subjects.PREFIX}.changed.fleet.>")
+    return config
+
+
+def _curves() -> StreamConfig:
+    """Configure the bucket `curves`; of each curve the last ones are kept."""
+    config = _replaceable(CURVES, subjects.ALL_CURVES, CURVES_BYTES)
+    config.max_msgs_per_subject = CURVES_HISTORY
     return config
 
 

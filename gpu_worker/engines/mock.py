@@ -18,6 +18,7 @@ from gpu_worker.engines.detokenizer import StopStringFilter
 from gpu_worker.engines.engine import FinishReason, FreeCapacity, Output, Sequence
 from gpu_worker.engines.sequence_limits import SequenceLimits, count_reserved_tokens
 from gpu_worker.engines.simulated_prefix_cache import SimulatedPrefixCache
+from simulation.step_model import StepModel
 from streams import prefix_hashes
 from streams.messages import Logprob, pack_tokens
 from streams.subjects import Priority
@@ -42,6 +43,7 @@ class _MockSequence:
     next_index: int
     stops: StopStringFilter | None
     prefix_hashes: list[int]
+    pending: int = 0  # tokens to compute before its next one, where steps are modelled
     cached: int = 0
     is_removed: bool = False
 
@@ -53,6 +55,11 @@ class MockEngine:
     `sequences` run at once and the others wait; a more urgent one interrupts the newest of the
     least urgent. `kv_tokens` bounds the announced free capacity and the length of a sequence. The
     engine reports which prompts a prefix cache of that size would hold; they are not any faster.
+
+    With `step_model` the pace is another: all sequences get their words at the end of a step, which
+    takes as long as that model says for what is in it. Prompts are computed in steps first, in
+    pieces if need be. Sequences and KV tokens are those of the model.
+
     `clock` returns seconds and `sleep` waits for some.
     """
 
@@ -64,10 +71,14 @@ class MockEngine:
         itl_ms: float = 6.0,
         sequences: int = 256,
         kv_tokens: int = 1_000_000,
+        step_model: StepModel | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._ttft, self._itl = ttft_ms / 1000, itl_ms / 1000
+        self._step_model, self._step_ends = step_model, 0.0
+        if step_model:
+            sequences, kv_tokens = step_model.max_sequences, step_model.kv_tokens
         self._free, self._kv_tokens, self._reserved = sequences, kv_tokens, 0
         self._prefix_cache = SimulatedPrefixCache(kv_tokens)
         self._limits = SequenceLimits(VOCABULARY, kv_tokens, grammars=False)
@@ -88,9 +99,10 @@ class MockEngine:
         itl_ms: float = 6.0,
         sequences: int = 256,
         kv_tokens: int = 1_000_000,
+        step_model: StepModel | None = None,
     ) -> "MockEngine":
         """Return a mock engine. `directory`, which every engine's `load` takes, is ignored."""
-        return cls(ttft_ms, itl_ms, sequences, kv_tokens)
+        return cls(ttft_ms, itl_ms, sequences, kv_tokens, step_model)
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence. One that cannot run comes back from the next `step` with an error."""
@@ -121,16 +133,16 @@ class MockEngine:
 
         If none is due, sleeps up to a millisecond first; the list may then be empty.
         """
+        if self._step_model:
+            self._begin_step(self._step_model)
         if not self._ready:
             self._nap()
         outputs, self._ready = self._ready, []
         now = self._clock()
         for due, state in self._pop_due(now):
             outputs.append(self._emit_word(state))
-            if not state.is_removed:
-                self._schedule_next(
-                    due + self._itl if due + self._itl > now else now + self._itl, state
-                )
+            if not state.is_removed and not self._step_model:
+                self._schedule_next(_time_after(due, self._itl, now), state)
         return outputs
 
     def free_capacity(self) -> FreeCapacity:
@@ -163,7 +175,34 @@ class MockEngine:
             self._free -= 1
             self._running[state.sequence.request_id] = state
             state.cached = state.cached or self._prefix_cache.match_prefix(state.prefix_hashes)
-            self._schedule_next(self._clock() + self._ttft, state)
+            if self._step_model:
+                self._await_step(state)
+            else:
+                self._schedule_next(self._clock() + self._ttft, state)
+
+    def _await_step(self, state: _MockSequence) -> None:
+        state.pending = _computed_tokens(state)
+        if len(self._running) == 1:  # no step is under way
+            self._step_ends = self._clock()
+
+    def _begin_step(self, model: StepModel) -> None:
+        """Begin the next step if the last one has ended: its words are due when it ends."""
+        now = self._clock()
+        if now < self._step_ends or not self._running:
+            return
+        taken = [state for state in self._running.values() if not state.pending]
+        decoding, context = len(taken), sum(map(_computed_tokens, taken))
+        spare = max(1, model.max_batch_tokens - decoding)
+        prefilled = 0
+        for state in [each for each in self._running.values() if each.pending]:
+            count = min(state.pending, spare - prefilled)
+            state.pending, prefilled = state.pending - count, prefilled + count
+            if not state.pending:
+                taken.append(state)
+        seconds = model.step_seconds(decoding, context, prefilled)
+        self._step_ends = _time_after(self._step_ends, seconds, now)
+        for state in taken:
+            self._schedule_next(self._step_ends, state)
 
     def _preempt_for(self, state: _MockSequence) -> bool:
         """Preempt the newest of the least urgent running sequences, if it is less urgent."""
@@ -193,7 +232,8 @@ class MockEngine:
         heapq.heappush(self._due, (due, next(self._order), state))
 
     def _nap(self) -> None:
-        wait = self._due[0][0] - self._clock() if self._due else NAP_SECONDS
+        next_at = self._due[0][0] if self._due else self._step_ends
+        wait = next_at - self._clock() if self._due or self._running else NAP_SECONDS
         if wait > 0:
             self._sleep(min(wait, NAP_SECONDS))
 
@@ -242,6 +282,17 @@ def _start_sequence(sequence: Sequence) -> _MockSequence:
     packed = pack_tokens(sequence.prompt)
     prompt = prefix_hashes.hash_prompt(packed, prefix_hashes.make_salt(sequence.tenant))
     return _MockSequence(sequence, origin, len(sequence.generated), stops, prompt)
+
+
+def _time_after(earlier: float, seconds: float, now: float) -> float:
+    """The time `seconds` after an earlier one; after `now`, if that time is past already."""
+    return earlier + seconds if earlier + seconds > now else now + seconds
+
+
+def _computed_tokens(state: _MockSequence) -> int:
+    """Tokens of a sequence whose KV an engine would have: of its prompt or inputs, and its text."""
+    sequence = state.sequence
+    return len(sequence.prompt) + sum(map(len, sequence.inputs)) + state.next_index
 
 
 def _priority_rank(state: _MockSequence) -> int:

@@ -52,6 +52,14 @@ class LoadStages:
         return time.monotonic() - self._since
 
 
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine that is ready, and what its load has measured, as heartbeats tell it."""
+
+    engine: Engine
+    load: dict[str, float]
+
+
 class Loader:
     """Loads engines in daemon threads, so that a slow load cannot keep the process from ending.
 
@@ -63,7 +71,7 @@ class Loader:
         self._verified: dict[Path, list[_Stamp]] = {}
         self._proofs = ProofRecords(cache_directory() / "proofs")
 
-    async def load(self, model: Model, version: Version, memory_bytes: int | None) -> Engine:
+    async def load(self, model: Model, version: Version, memory_bytes: int | None) -> LoadedEngine:
         """Verify, load and warm up a model version, and return its engine.
 
         The engine takes at most `memory_bytes` (None: the memory that is free). Waits for as long
@@ -79,7 +87,8 @@ class Loader:
             log.info("model_loading", model=model.name, stage=stages.current, seconds=elapsed)
         engine = building.result()
         _log_ready(model, version, engine, stages)
-        return engine
+        memory = await asyncio.to_thread(self._measure_memory, model, version)
+        return LoadedEngine(engine, {**_load_times(stages), **memory})
 
     def _build(
         self, model: Model, version: Version, memory_bytes: int | None, stages: LoadStages
@@ -93,6 +102,27 @@ class Loader:
         engine = factory.build(model.engine, directory, options)
         stages.begin("ready")
         return engine
+
+    def _measure_memory(self, model: Model, version: Version) -> dict[str, float]:
+        """Return the bytes of weights and of a token's KV; empty if they cannot be told."""
+        settings = self._settings
+        if model.engine in ("mock", "remote"):
+            return {"weight_bytes": 0, "kv_bytes_per_token": 0}
+        try:
+            found = factory.estimate_memory(
+                Path(version.directory or ""),
+                model.engine,
+                settings.max_sequences,
+                settings.max_batch_tokens,
+                None,
+            )
+        except (OSError, ValueError, KeyError) as error:
+            log.debug("model_memory_unknown", model=model.name, reason=repr(error))
+            return {}
+        return {
+            "weight_bytes": found.weight_bytes,
+            "kv_bytes_per_token": found.kv_bytes_per_token or 0,
+        }
 
     def _verify(self, directory: Path, version: Version) -> None:
         """Verify the files' hashes, unless no file has changed since this loader last did so."""
@@ -115,6 +145,8 @@ class Loader:
                 "keep_proof": partial(self._proofs.add, version.digest),
                 "check_directory": partial(check_directory, settings.destinations),
             }
+        if model.engine == "mock" and settings.step_model:
+            options["step_model"] = settings.step_model
         if model.engine == "remote":
             options["policy"] = settings.destinations
         if settings.tensor_parallel_size > 1:  # engines without it refuse the option by its name
@@ -177,6 +209,15 @@ def _existing_files(version: Version, suffixes: tuple[str, ...] = ("",)) -> Iter
 
 def _size(files: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
+
+
+def _load_times(stages: LoadStages) -> dict[str, float]:
+    """The seconds of the whole load, and of the warm-up in it."""
+    seconds = stages.seconds
+    return {
+        "load_seconds": sum(seconds.values()),
+        "warm_up_seconds": seconds.get("warm_up", 0.0),
+    }
 
 
 def _log_ready(model: Model, version: Version, engine: Engine, stages: LoadStages) -> None:

@@ -265,10 +265,11 @@ class ModelManager:
         taken = self._planner.mark_loading(name, time.monotonic())
         is_bounded = self._limits_memory or len(self._models) > 1
         with self.meter.loading(name):
-            engine = await self._loader.load(
+            loaded = await self._loader.load(
                 managed.model, managed.version, (taken or None) if is_bounded else None
             )
-        managed.server.attach_engine(engine)
+        managed.server.load = loaded.load
+        managed.server.attach_engine(loaded.engine)
         managed.ready_at, managed.is_new = time.monotonic(), False
         self._planner.mark_ready(name, managed.ready_at)
         self.not_loaded.pop(name, None)

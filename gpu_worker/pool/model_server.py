@@ -106,6 +106,7 @@ class ModelServer:
         self.is_reclaimed = False  # the provider takes this machine back
         self._drained_counts: dict[str, int] = {}
         self.failure: EngineCrashed | EngineHung | None = None  # of the last engine
+        self.load: dict[str, float] = {}  # what the last load has measured, for heartbeats
         self.on_change: Callable[[], None] = lambda: None
 
     @property
@@ -421,6 +422,7 @@ class ModelServer:
             type=self.identity.type,
             not_loaded=dict(islice(self.not_loaded.items(), _MAX_NOT_LOADED)),
             room=self._free_by_priority() if credit.preempts else {},
+            load=self.load,
         )
 
     def _build_full_heartbeat(self) -> Heartbeat:

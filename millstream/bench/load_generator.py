@@ -45,8 +45,8 @@ async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
     address, clock = target.resolve_address(settings), time.perf_counter
     models = await target.fetch_models(address, settings.model, clock)
     first, schedule = _make_arrivals(settings, models)
-    async with _make_client(settings, address, clock) as client:
-        load = LoadGenerator(client, _make_request_factory(settings, models), clock)
+    async with make_client(settings, address, clock) as client:
+        load = LoadGenerator(client, make_request_factory(settings, models), clock)
         await load.warm_up(first, settings.warmup)
         meter = cpu_usage.CpuMeter.start([*measured, cpu_usage.OWN_PROCESS])
         await _run_load(load, settings, schedule, stop)
@@ -58,7 +58,8 @@ async def run(settings: BenchSettings, stop: asyncio.Event) -> int:
     return 0 if summary.completed else 1
 
 
-def _make_client(settings: BenchSettings, address: GatewayAddress, clock: Clock) -> BenchClient:
+def make_client(settings: BenchSettings, address: GatewayAddress, clock: Clock) -> BenchClient:
+    """Return a client of the settings' protocol, to be entered."""
     if settings.protocol == "sse":
         return SseClient(address, clock)
     return WebSocketClient(address, settings.codec, settings.sockets, clock)
@@ -94,10 +95,10 @@ def _make_raw_arrivals(settings: BenchSettings) -> Iterator[Arrival]:
     return arrivals.replay_at_speed(rows, settings.speed or 1.0)
 
 
-def _make_request_factory(
+def make_request_factory(
     settings: BenchSettings, models: list[TargetModel]
 ) -> Callable[[Arrival], LoadRequest]:
-    """A function that makes the request for an arrival; the models take turns."""
+    """Return a function that makes the request for an arrival; the models take turns."""
     turns = itertools.cycle([(m.name, Prompts(m.vocabulary, settings.seed)) for m in models])
 
     def make_request(arrival: Arrival) -> LoadRequest:

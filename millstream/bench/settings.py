@@ -1,17 +1,19 @@
 """Settings of `millstream bench`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from streams.base_settings import GatewayClientSettings
+from millstream.admin.settings import AdminClientSettings
+from streams.base_settings import GatewayClientSettings, Slug
 from streams.subjects import Priority
 
 DEFAULT_SECONDS = 30.0
+_LOADS = {"trace", "concurrency", "rate", "speed", "duration", "requests", "plot", "pids"}
 
 
-class BenchSettings(GatewayClientSettings):
+class BenchSettings(GatewayClientSettings, AdminClientSettings):
     """Settings of `millstream bench`: the gateway, the load, and what to report.
 
     `rate` or `trace` make an open loop, which sends each request at its time; `concurrency` makes a
@@ -51,6 +53,14 @@ class BenchSettings(GatewayClientSettings):
         None, ge=1, description="cut longer prompts; the context length cuts them anyway"
     )
     max_output_tokens: int | None = Field(None, ge=1, description="cut longer outputs")
+    curve: bool = Field(
+        False,
+        description="measure the running workers of one machine type over sizes of the batch and "
+        "lengths, and store their curve; the load follows from these",
+    )
+    type: Slug | None = Field(
+        None, description="with --curve: machine type; by default that of the workers"
+    )
     priority: Priority = Field(Priority.STANDARD, description="interactive, standard or batch")
     sockets: int = Field(4, ge=1, description="WebSockets to spread the requests over")
     warmup: int = Field(2, ge=0, description="requests sent before the load and not counted")
@@ -78,6 +88,15 @@ class BenchSettings(GatewayClientSettings):
         if value and (info.data.get("rate") or not info.data.get("trace")):
             raise ValueError("needs a trace to replay, and no rate beside it")
         return value
+
+    @model_validator(mode="after")
+    def _check_curve(self) -> Self:
+        loads = self.model_fields_set & _LOADS
+        if self.curve and loads:
+            raise ValueError(f"curve makes loads of its own: {min(loads)} is for another bench")
+        if self.type and not self.curve:
+            raise ValueError("type is for a bench with curve")
+        return self
 
     @property
     def is_open(self) -> bool:

@@ -1,10 +1,12 @@
 """The table `[fleet]` of the configuration file of `millstream up`: which machines there may be."""
 
+import json
 from typing import Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
 from registry.price_records import CURRENCY, HourPrice
+from simulation.step_model import StepModel
 from streams.base_settings import Slug
 from streams.records.fleet.machine_types import MachineType
 from streams.usage_accounts import MICRO
@@ -41,6 +43,9 @@ class MachineTypeTable(_Table):
     max_sequences: int | None = Field(None, ge=1, description="sequences in one running batch")
     kv_tokens: int | None = Field(None, ge=1, description="KV cache in tokens")
     threads: int | None = Field(None, ge=1, description="CPU threads of the engine")
+    step_model: StepModel | None = Field(
+        None, description="how fast a mock worker of the type is, and what fits in it"
+    )
 
     @model_validator(mode="after")
     def _is_taken_back_if_spot(self) -> Self:
@@ -54,7 +59,10 @@ class MachineTypeTable(_Table):
         """Settings of a worker on such a machine beside its type and price, by key."""
         names = ("memory", "max_sequences", "kv_tokens", "threads")
         values = {name: getattr(self, name) for name in names}
-        return {name: int(value) for name, value in values.items() if value is not None}
+        given: dict[str, object] = {k: int(v) for k, v in values.items() if v is not None}
+        if self.step_model:
+            given["step_model"] = json.dumps(vars(self.step_model))
+        return given
 
     def to_record(self, name: str) -> MachineType:
         """Return the type as the provider offers it."""

@@ -33,6 +33,7 @@ CONTROL_STREAMS = frozenset(
         topology.ROLLUPS,
         topology.CHECKPOINTS,
         topology.FLEET,
+        topology.CURVES,
         REGISTRY,
         TENANTS,
         KEYS,
@@ -390,6 +391,8 @@ def _fleet(make: _Rights) -> list[Right]:
         *make.hears(BrokerAccount.WORKERS, "heartbeats", subjects.ALL_HEARTBEATS),
         *make.hears(make.own, "load", subjects.ALL_PRESSURE, subjects.ALL_GATEWAYS),
         *make.hears(make.own, "questions", subjects.SIGNALS_REPORT),
+        *make.keeps("curves of live workers", topology.CURVES, subjects.LIVE_CURVES),
+        *make.sees(topology.CURVES),
     ]
 
 
@@ -481,6 +484,7 @@ def _admin(make: _Rights) -> list[Right]:
         *make.writes(ACCOUNTS, "tenants' accounts"),
         *make.writes(PRICES, "prices"),
         *make.writes(topology.FLEET, "wanted machines", subjects.FLEET_PLAN),
+        *make.writes(topology.CURVES, "curves", subjects.MEASURED_CURVES),
         *make.writes(LEASES, "lead"),
         *make.writes(topology.AUDIT, "what was changed"),
         *(r for b in decided for r in make.hears(BrokerAccount.CONTROL, "changes", _changes(b))),

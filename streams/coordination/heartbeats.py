@@ -55,10 +55,18 @@ def _has_sound_values(beat: Heartbeat) -> bool:
         ]
         rooms = [(beat.free_sequences, beat.free_tokens), *beat.room.values()]
         free = [number for sequences, tokens in rooms for number in (sequences, tokens)]
-        names = [beat.version, beat.type, *beat.pulled, *beat.room, *beat.drained, *beat.taken]
+        names = [
+            beat.version,
+            beat.type,
+            *beat.pulled,
+            *beat.room,
+            *beat.drained,
+            *beat.taken,
+            *beat.load,
+        ]
         names += [*beat.not_loaded, *beat.not_loaded.values()]
         hashes = [beat.holds, beat.dropped]
-        pace = beat.tokens_per_second
+        measures = [beat.tokens_per_second, *beat.load.values()]
     except (TypeError, ValueError, AttributeError):
         return False  # something else where a list or a map should be
     return (
@@ -67,8 +75,7 @@ def _has_sound_values(beat: Heartbeat) -> bool:
         and all(type(each) is str for each in names)
         and all(type(each) is bytes and len(each) % HASH_BYTES == 0 for each in hashes)
         and all(len(pair) == 2 for pair in beat.progress)
-        and isinstance(pace, int | float)
-        and 0 <= pace < _LIMIT
+        and all(isinstance(each, int | float) and 0 <= each < _LIMIT for each in measures)
     )
 
 

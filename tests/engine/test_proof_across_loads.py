@@ -41,7 +41,7 @@ async def test_a_version_is_proven_once(registered: tuple[Model, Version], tmp_p
 
     async def count_proofs(loader: Loader) -> int:
         with capture_logs() as events:
-            (await loader.load(record, version, None)).close()
+            (await loader.load(record, version, None)).engine.close()
         return sum(event["event"] == "model_proven" for event in events)
 
     first = Loader(settings)

@@ -114,7 +114,7 @@ async def test_a_worker_gives_its_bound_to_unary_engines(
     model = model_from(tmp_path, "tiny")
     loader = Loader(WorkerSettings(model=("tiny",), threads=1))
     with capture_logs():
-        engine = await loader.load(model, model.default, GIB)
+        engine = (await loader.load(model, model.default, GIB)).engine
         assert isinstance(engine, kind)
         with pytest.raises(DoesNotFit, match=r"may take 1,000 bytes; raise --memory"):
             await loader.load(model, model.default, 1000)

@@ -9,6 +9,7 @@ import dispatcher.service
 import gpu_worker.service
 from registry.tenant_records import Tenant
 from registry.tenants import Tenants
+from simulation.step_model import StepModel
 from streams import subjects
 from streams.messages import Heartbeat
 from streams.subjects import Priority
@@ -137,3 +138,24 @@ async def test_beats_tell_how_far_requests_have_come(nats_url: str) -> None:
             await eventually(told)
             assert len({seq for beat in beats for seq, _ in beat.progress}) == 1
             await end(c, [request])
+
+
+async def test_beats_tell_what_a_load_took_and_the_room_of_a_modelled_machine(
+    nats_url: str,
+) -> None:
+    """A planner knows a machine type by these numbers."""
+    beats: list[Heartbeat] = []
+
+    async def on_beat(msg: Msg) -> None:
+        beats.append(Heartbeat.unpack(msg.data))
+
+    async with broker_client(nats_url) as c:
+        await c.broker.subscribe(subjects.fleet_of("mock"), on_beat)
+        modelled = StepModel(max_sequences=3, kv_tokens=500)
+        settings = worker_settings(nats_url, type="small", step_model=modelled)
+        async with running(gpu_worker.service, settings):
+            await eventually(lambda: beats and beats[-1].load)
+            beat = beats[-1]
+            assert (beat.type, beat.max_sequences, beat.kv_tokens) == ("small", 3, 500)
+            assert beat.load["load_seconds"] > 0
+            assert (beat.load["weight_bytes"], beat.load["kv_bytes_per_token"]) == (0, 0)

@@ -119,6 +119,10 @@ def test_a_table_is_of_the_file_alone() -> None:
         ("[tenants.'>']", "millstream.toml: tenants.>"),
         ("[fleet]", "millstream.toml: fleet.types: Field required"),
         ("[fleet]\nprovidr = 'x'\n[fleet.types]", "millstream.toml: fleet.providr: unknown key"),
+        (
+            "[fleet.types.a]\nprice_per_hour = 1\nstep_model = {step_ms = -1}",
+            "millstream.toml: fleet.types.a.step_model: step_ms is -1.0",
+        ),
         ("fleet = true", "millstream.toml: fleet: Input should be a valid dictionary"),
     ],
 )

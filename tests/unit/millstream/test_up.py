@@ -23,7 +23,9 @@ from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
 from registry.credentials.key_pepper import read_pepper
+from simulation.step_model import StepModel
 from streams.base_settings import cache_directory
+from streams.records.fleet.machine_list import Machine, MachineState
 
 PlanOf = Callable[..., LaunchPlan]
 
@@ -161,6 +163,17 @@ def test_a_fleet_service_runs_where_there_is_a_table_for_it(plan_of: PlanOf) -> 
     assert program.command[-1] == "fleet"
     assert program.environment["MILLSTREAM_METRICS_PORT"] == "9105"
     assert program.environment["MILLSTREAM_NATS_CREDS"].endswith("fleet.creds")
+
+
+def test_a_machine_has_the_pace_of_its_type(plan_of: PlanOf) -> None:
+    """The mock models of two types on one computer differ by nothing else."""
+    steps = StepModel(step_ms=3, kv_tokens=100)
+    table = MachineTypeTable(price_per_hour=Decimal(1), step_model=steps)
+    machine = Machine("small", "mock", MachineState.RUNNING, 1.0, 1.0)
+    program = plan_of(fleet=FleetTable(types={"small": table})).machine_program("m-1", machine)
+    settings = load_settings(WorkerSettings, {}, program.environment)
+    assert isinstance(settings, WorkerSettings)
+    assert settings.step_model == steps
 
 
 def test_every_service_has_as_many_token_logs_as_the_keys_are_for(plan_of: PlanOf) -> None:

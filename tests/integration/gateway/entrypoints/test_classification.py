@@ -79,7 +79,7 @@ async def test_an_engine_has_the_threads_that_its_worker_was_given(labels: Path)
     settings = WorkerSettings(model=("labels",), threads=before + 1)
     registered = model_from(labels, "labels")
     version = registered.versions[registered.default_version]
-    engine = await Loader(settings).load(registered, version, None)
+    engine = (await Loader(settings).load(registered, version, None)).engine
     try:
         assert await asyncio.to_thread(torch.get_num_threads) == before + 1
     finally:

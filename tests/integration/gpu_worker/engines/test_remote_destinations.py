@@ -158,7 +158,7 @@ async def test_a_records_own_policy_is_none() -> None:
     made = remote_model(RemoteServer(url="http://evil.invalid", model="m"), "far", context=1000)
     options = {**made.default.options, **QUICK, "policy": {"hosts": ["evil.invalid"]}}
     version = made.default.model_copy(update={"options": options})
-    engine = await Loader(worker_settings("nats://unused")).load(made, version, None)
+    engine = (await Loader(worker_settings("nats://unused")).load(made, version, None)).engine
     assert isinstance(engine, RemoteEngine)
     try:
         assert only_error(run_to_end(engine, make_sequence())["r"]) == REFUSED

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gpu_worker.engines.engine import Output, Sequence
 from gpu_worker.engines.factory import build
 from gpu_worker.engines.mock import WORDS, MockEngine
+from simulation.step_model import StepModel
 from streams.messages import Grammar, Sampling
 
 
@@ -26,7 +27,7 @@ class Clock:
         self.now += seconds
 
 
-def _engine(clock: Clock | None = None, **options: float) -> MockEngine:
+def _engine(clock: Clock | None = None, **options: float | StepModel) -> MockEngine:
     clock = clock or Clock()
     return MockEngine(**options, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
 
@@ -55,6 +56,54 @@ def test_words_come_at_their_times() -> None:
         words = len(engine.step())
         times += [clock.now] * words
     assert times == pytest.approx([100.020, 100.026, 100.032], abs=1e-6)
+
+
+STEPS = StepModel(
+    step_ms=10, sequence_ms=1, context_us=100, prefill_ms=5, token_ms=2, max_batch_tokens=8
+)
+
+
+def _word_times(engine: MockEngine, clock: Clock) -> dict[str, list[float]]:
+    """Milliseconds since the clock began at which each sequence gets its words."""
+    times: dict[str, list[float]] = {}
+    while not engine.idle:
+        for output in engine.step():
+            times.setdefault(output.request_id, []).append(1000 * (clock.now - 100))
+    return times
+
+
+def test_a_modelled_step_takes_as_long_as_what_is_in_it() -> None:
+    """Machine types on one computer differ by their step models alone."""
+    clock = Clock()
+    engine = _engine(clock, step_model=STEPS)
+    engine.add(Sequence("a", [1] * 4, Sampling(3)))
+    first = 5 + 4 * 2  # the prompt
+    second = first + 10 + 1 + 5 * 0.1  # one sequence, with its prompt and one word
+    assert _word_times(engine, clock)["a"] == pytest.approx(
+        [first, second, second + 10 + 1 + 6 * 0.1]
+    )
+
+
+def test_all_sequences_of_a_step_wait_for_the_prompts_in_it() -> None:
+    """That is what a machine does whose batch is large: everybody's tokens come later."""
+    clock = Clock()
+    engine = _engine(clock, step_model=STEPS)
+    engine.add(Sequence("a", [1], Sampling(2)))
+    engine.add(Sequence("b", [1] * 10, Sampling(2)))
+    times = _word_times(engine, clock)
+    first = 5 + 8 * 2  # as many tokens of prompts as one step takes: all of a's, seven of b's
+    second = first + 10 + 1 + 2 * 0.1 + 5 + 3 * 2  # a's next word, and the rest of b's prompt
+    assert times["a"] == pytest.approx([first, second])
+    assert times["b"] == pytest.approx([second, second + 10 + 1 + 11 * 0.1])
+
+
+def test_a_modelled_engine_has_the_room_of_its_model() -> None:
+    """The dispatcher sends as much as fits there."""
+    engine = _engine(step_model=StepModel(max_sequences=2, kv_tokens=50))
+    assert (engine.free_capacity().sequences, engine.free_capacity().tokens) == (2, 50)
+    for name in "abc":
+        engine.add(Sequence(name, [1], Sampling(4)))
+    assert len(_drain(engine)) == 12
 
 
 def test_a_stalled_process_says_one_word_a_step_and_goes_on_from_there() -> None:
