@@ -8,6 +8,6 @@ type_offers      which types may be had for a model, and the cheapest of them fo
 model_view       a model with its machines, and what is to change
 model_planner    the machines of one model
 budget           what all of them may cost
-planner          all models; `Planner.decide(state, now)` returns a `decision`
+planner          all models; `Planner.decide(state, now)` returns a `fleet_decision`
 planner_options  the constants of all these
 """

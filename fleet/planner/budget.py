@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fleet.planner.decision import Decision, MachineEnd, MachineStart
+from fleet.planner.fleet_decision import FleetDecision, MachineEnd, MachineStart
 from fleet.planner.fleet_state import FleetState
 from fleet.planner.machine_phases import PhasedMachine
 from fleet.planner.model_view import ModelChanges
@@ -13,7 +13,7 @@ def keep_budget(
     state: FleetState,
     changes: Mapping[str, ModelChanges],
     machines: Mapping[str, Sequence[PhasedMachine]],
-) -> Decision:
+) -> FleetDecision:
     """Return all changes, without starts that would cost more than the budget.
 
     Models without a machine come first. What ends costs money until it is gone, so at the budget
@@ -37,7 +37,7 @@ def keep_budget(
     if state.budget_per_hour is not None:
         starts = _affordable(state, starts, state.budget_per_hour, reasons)
         ends += _too_dear(state, ends, machines, state.budget_per_hour)
-    return Decision(starts, ends, reasons)
+    return FleetDecision(starts, ends, reasons)
 
 
 def _affordable(

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from fleet.planner.decision import MachineEnd, MachineStart
 from fleet.planner.demand_history import DemandHistory
+from fleet.planner.fleet_decision import MachineEnd, MachineStart
 from fleet.planner.fleet_state import PlannedModel
 from fleet.planner.machine_phases import MachinePhase, PhasedMachine
 from fleet.planner.model_view import ModelChanges, ModelView

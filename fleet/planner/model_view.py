@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from fleet.planner.decision import MachineEnd, MachineStart
+from fleet.planner.fleet_decision import MachineEnd, MachineStart
 from fleet.planner.fleet_state import MachineCapacity, MachineOverride, PlannedModel
 from fleet.planner.machine_phases import PhasedMachine
 from fleet.planner.type_offers import TypeOffer, find_offers

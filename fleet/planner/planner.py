@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fleet.planner.budget import keep_budget
-from fleet.planner.decision import Decision
+from fleet.planner.fleet_decision import FleetDecision
 from fleet.planner.fleet_state import FleetState
 from fleet.planner.learned_capacities import LearnedCapacities
 from fleet.planner.machine_phases import MachinePhases, PhasedMachine
@@ -31,7 +31,7 @@ class Planner:
         self._learned = LearnedCapacities()
         self._models: dict[str, ModelPlanner] = {}
 
-    def decide(self, state: FleetState, now: float) -> Decision:
+    def decide(self, state: FleetState, now: float) -> FleetDecision:
         """Return what is to change at `now`, which never goes back; asked about once a second.
 
         Machines of models that are not in the state are ended. While the state is paused nothing
@@ -45,7 +45,9 @@ class Planner:
             view = self._view(state, name, machines, now)
             changes[name] = self._models[name].plan(view, stock, now)
         if state.is_paused:
-            return Decision(reasons=dict.fromkeys(state.models, "an operator has paused planning"))
+            return FleetDecision(
+                reasons=dict.fromkeys(state.models, "an operator has paused planning")
+            )
         return keep_budget(state, changes, machines)
 
     def _planner_of(self, name: str) -> ModelPlanner:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fleet.planner.decision import Decision
+from fleet.planner.fleet_decision import FleetDecision
 from fleet.planner.fleet_state import (
     FleetState,
     HeardWorker,
@@ -59,7 +59,7 @@ class SmallFleet:
         self.planner = Planner()
         self.wanted: dict[str, WantedMachine] = {}
         self.machines: dict[str, Machine] = {}
-        self.decisions: list[tuple[float, Decision]] = []
+        self.decisions: list[tuple[float, FleetDecision]] = []
         self._numbers = itertools.count()
 
     def run(self, seconds: int, models: Mapping[str, PlannedModel], **state: object) -> None:
@@ -67,7 +67,7 @@ class SmallFleet:
         for _ in range(seconds):
             self.step(models, **state)
 
-    def step(self, models: Mapping[str, PlannedModel], **state: object) -> Decision:
+    def step(self, models: Mapping[str, PlannedModel], **state: object) -> FleetDecision:
         """Decide once, do it, and let a second pass."""
         told = FleetState(
             self.types, models, dict(self.wanted), dict(self.machines), self._workers()
@@ -93,8 +93,9 @@ class SmallFleet:
 
     def words(self) -> list[str]:
         """Return the reasons of all starts and ends so far."""
-        steps = [(*each.starts, *each.ends) for _, each in self.decisions]
-        return [change.reason for step in steps for change in step]
+        steps = [each for _, each in self.decisions]
+        starts = [start.reason for each in steps for start in each.starts]
+        return starts + [end.reason for each in steps for end in each.ends]
 
     def _workers(self) -> dict[str, HeardWorker]:
         return {

@@ -23,7 +23,7 @@ class MachineEnd:
 
 
 @dataclass(frozen=True)
-class Decision:
+class FleetDecision:
     """What is to change in the plan, and by model why it is as it will be.
 
     All of it is one step: who stores a part of it stores all. What is neither started nor ended
