@@ -19,10 +19,11 @@ GOAL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ModelArrival:
-    """A request for a model."""
+    """A request for a model; `work` is what it is expected to take, in milliseconds of a machine."""
 
     model: str
     spec: RequestSpec
+    work: float
 
 
 @dataclass
@@ -55,12 +56,12 @@ class SimulatedMachine:
 
 @dataclass
 class ModelLoad:
-    """One model's queue, and what has arrived and was refused so far, as (time, tokens)."""
+    """One model's queue, and what has arrived and was refused so far, as (time, work)."""
 
-    queue: deque[SimulatedRequest] = field(default_factory=deque)
-    queued_tokens: int = 0
-    accepted: list[tuple[float, int]] = field(default_factory=list)
-    refused: list[tuple[float, int]] = field(default_factory=list)
+    queue: deque[tuple[SimulatedRequest, float]] = field(default_factory=deque)
+    queued_work: float = 0.0
+    accepted: list[tuple[float, float]] = field(default_factory=list)
+    refused: list[tuple[float, float]] = field(default_factory=list)
 
 
 class Scaler(Protocol):
@@ -74,7 +75,7 @@ class SimulatedFleet:
     """Machines of several types for several models, with arrivals that are known in advance.
 
     A request is refused if what waits before it would take the machines that serve longer than the
-    goal. `capacities` are tokens a second of a machine by model and type.
+    goal. `capacities` are what a machine does of expected work in a second, by model and type.
     """
 
     def __init__(
@@ -150,13 +151,13 @@ class SimulatedFleet:
         request = SimulatedRequest(arrival.spec, f"r{index}")
         self.requests.append(request)
         load = self.loads[arrival.model]
-        told = self.clock.now, arrival.spec.cost
+        told = self.clock.now, arrival.work
         if self._would_wait(arrival.model) > GOAL_SECONDS:
             load.refused.append(told)
         else:
             load.accepted.append(told)
-            load.queue.append(request)
-            load.queued_tokens += arrival.spec.cost
+            load.queue.append((request, arrival.work))
+            load.queued_work += arrival.work
             self._serve(arrival.model)
         self._schedule(index + 1)
 
@@ -167,15 +168,14 @@ class SimulatedFleet:
             for machine in self.wanted(model)
             if machine.serves
         )
-        queued = self.loads[model].queued_tokens
-        return queued / pace if pace else 0.0
+        return self.loads[model].queued_work / pace if pace else 0.0
 
     def _serve(self, model: str) -> None:
         """Let the machines with most room take what waits, in order."""
         load = self.loads[model]
         machines = [machine for machine in self.wanted(model) if machine.serves]
         while load.queue:
-            spec = load.queue[0].spec
+            spec = load.queue[0][0].spec
             free = [machine for machine in machines if machine.fits(spec)]
             if not free:
                 return
@@ -183,8 +183,8 @@ class SimulatedFleet:
             self._take(machine, load)
 
     def _take(self, machine: SimulatedMachine, load: ModelLoad) -> None:
-        request = load.queue.popleft()
-        load.queued_tokens -= request.spec.cost
+        request, work = load.queue.popleft()
+        load.queued_work -= work
         machine.held[request.request_id] = request
         machine.reserved += request.spec.cost
         machine.engine.add(request)

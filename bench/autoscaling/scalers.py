@@ -81,11 +81,11 @@ class OracleScaler:
         self._kind, self._window, self._share = kind, window, share
         self._boot = fleet.kinds[kind][0].boot_seconds
         self._times: dict[str, list[float]] = {}
-        self._sums: dict[str, list[int]] = {}
+        self._sums: dict[str, list[float]] = {}
         for model in sorted({each.model for each in fleet.arrivals}):
-            specs = [each.spec for each in fleet.arrivals if each.model == model]
-            self._times[model] = [spec.at for spec in specs]
-            self._sums[model] = [0, *accumulate(spec.cost for spec in specs)]
+            found = [each for each in fleet.arrivals if each.model == model]
+            self._times[model] = [each.spec.at for each in found]
+            self._sums[model] = [0.0, *accumulate(each.work for each in found)]
 
     def decide(self, fleet: SimulatedFleet, now: float) -> None:
         """Scale each model."""
@@ -97,7 +97,7 @@ class OracleScaler:
             carried = fleet.capacities[model, self._kind] * self._share * self._window
             scale_to(fleet, model, self._kind, max(1, ceil(busiest / carried)))
 
-    def _arrived(self, model: str, begins: float, ends: float) -> int:
+    def _arrived(self, model: str, begins: float, ends: float) -> float:
         times, sums = self._times[model], self._sums[model]
         return sums[bisect_right(times, ends)] - sums[bisect_left(times, begins)]
 
@@ -138,7 +138,7 @@ def _planned(fleet: SimulatedFleet, model: str, now: float) -> PlannedModel:
         _rate(load.accepted, now),
         _rate(load.refused, now),
         len(load.queue),
-        load.queued_tokens,
+        load.queued_work,
     )
     capacities = {
         kind: MachineCapacity(rate, "bench")
@@ -150,11 +150,11 @@ def _planned(fleet: SimulatedFleet, model: str, now: float) -> PlannedModel:
     return PlannedModel(policy, {"standard": demand}, capacities, running)
 
 
-def _rate(told: list[tuple[float, int]], now: float) -> float:
-    """Tokens a second over the window."""
+def _rate(told: list[tuple[float, float]], now: float) -> float:
+    """Work a second over the window."""
     window = min(WINDOW_SECONDS, max(now, 1.0))
     first = bisect_left(told, (now - window, 0))
-    return sum(tokens for _, tokens in told[first:]) / window
+    return sum(work for _, work in told[first:]) / window
 
 
 def _record(machine: SimulatedMachine) -> Machine:
