@@ -3,11 +3,13 @@
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from bench.simulation.virtual_clock import VirtualClock
+from gpu_worker.compute_meter import ComputeMeter
 from simulation.engine import SimulatedEngine
 from simulation.request import RequestSpec, SimulatedRequest
 from simulation.step_model import StepModel
@@ -19,7 +21,7 @@ GOAL_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ModelArrival:
-    """A request for a model; `work` is what it is expected to take, in milliseconds of a machine."""
+    """A request for a model, with the milliseconds of a machine that it is expected to take."""
 
     model: str
     spec: RequestSpec
@@ -28,13 +30,18 @@ class ModelArrival:
 
 @dataclass
 class SimulatedMachine:
-    """A machine of a type for a model; it is paid from `created_at` to `ended_at`."""
+    """A machine of a type for a model; it is paid from `created_at` to `ended_at`.
+
+    The meter is that of real workers; to it, its boot is a load, while `booting` is open.
+    """
 
     id: str
     kind: MachineType
     model: str
     created_at: float
     engine: SimulatedEngine
+    meter: ComputeMeter
+    booting: ExitStack
     joined_at: float | None = None
     ended_at: float | None = None
     is_draining: bool = False
@@ -64,6 +71,24 @@ class ModelLoad:
     refused: list[tuple[float, float]] = field(default_factory=list)
 
 
+@dataclass
+class SpentMoney:
+    """What machines were paid for: price of an hour times nanoseconds, summed without rounding.
+
+    `lost` was computed for requests that had not ended when their machine did.
+    """
+
+    requests: int = 0
+    idle: int = 0
+    boot: int = 0
+    lost: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return self.requests + self.idle + self.boot + self.lost
+
+
 class Scaler(Protocol):
     """Decides once a second how many machines there are."""
 
@@ -88,6 +113,7 @@ class SimulatedFleet:
         self.clock = VirtualClock()
         self.machines: dict[str, SimulatedMachine] = {}  # that are not over
         self.over: list[SimulatedMachine] = []
+        self.money = SpentMoney()
         self.loads = defaultdict[str, ModelLoad](ModelLoad)
         self.requests: list[SimulatedRequest] = []
         self.changes: list[tuple[float, str, int]] = []  # (time, model, +1 or -1)
@@ -105,6 +131,7 @@ class SimulatedFleet:
         self._schedule(0)
         self.clock.call_every(DECIDE_SECONDS, lambda: scaler.decide(self, self.clock.now))
         self.clock.run(seconds)
+        self.clock.now = seconds
         for machine in list(self.machines.values()):
             self._finish(machine, seconds)
 
@@ -128,11 +155,12 @@ class SimulatedFleet:
         """Return the machines of a model that are there or come, the oldest first."""
         return [m for m in self.machines.values() if m.model == model and not m.is_draining]
 
-    def cost(self) -> float:
-        """Return the money for all machines so far, in units of types' prices."""
+    def cost(self) -> int:
+        """Return the price of an hour times nanoseconds, for all machines that are over."""
         return sum(
-            machine.kind.price_per_hour / 3600 * ((machine.ended_at or 0.0) - machine.created_at)
+            machine.kind.price_per_hour * (to_ns(machine.ended_at) - to_ns(machine.created_at))
             for machine in self.over
+            if machine.ended_at is not None
         )
 
     def attainment(self) -> float:
@@ -195,16 +223,20 @@ class SimulatedFleet:
         seconds = machine.engine.begin_step()
         machine.is_stepping = seconds is not None
         if seconds is not None:
+            machine.meter.begin_step(machine.model)
             self.clock.call_later(seconds, partial(self._finish_step, machine))
 
     def _finish_step(self, machine: SimulatedMachine) -> None:
         result = machine.engine.finish_step()
+        machine.meter.end_step(machine.model, dict.fromkeys(machine.held, 1))
         for request in result.first:
             request.first = self.clock.now
         for request in result.ended:
             request.ended = self.clock.now
             machine.reserved -= request.spec.cost
             del machine.held[request.request_id]
+            spent = machine.meter.take(machine.model, request.request_id)
+            self.money.requests += spent * machine.kind.price_per_hour
         if result.ended:
             self._serve(machine.model)
         if not machine.engine.idle:
@@ -217,14 +249,17 @@ class SimulatedFleet:
 
     def _create(self, kind: str, model: str) -> SimulatedMachine:
         record, steps = self.kinds[kind]
-        name = f"m-{next(self._numbers)}"
-        machine = SimulatedMachine(name, record, model, self.clock.now, SimulatedEngine(steps))
+        name, engine, booting = f"m-{next(self._numbers)}", SimulatedEngine(steps), ExitStack()
+        meter = ComputeMeter([model], self._now_ns(), self._now_ns)
+        booting.enter_context(meter.loading(model))
+        machine = SimulatedMachine(name, record, model, self.clock.now, engine, meter, booting)
         self.machines[name] = machine
         return machine
 
     def _join(self, machine: SimulatedMachine) -> None:
         if machine.ended_at is None:
             machine.joined_at = self.clock.now
+            machine.booting.close()
             self._serve(machine.model)
 
     def _end_if_done(self, machine: SimulatedMachine) -> None:
@@ -234,5 +269,23 @@ class SimulatedFleet:
     def _finish(self, machine: SimulatedMachine, now: float) -> None:
         if machine.ended_at is None:
             machine.ended_at = now
+            machine.booting.close()
             del self.machines[machine.id]
             self.over.append(machine)
+            self._pay(machine)
+
+    def _pay(self, machine: SimulatedMachine) -> None:
+        """Divide what a machine has cost by its meter."""
+        times = machine.meter.report(is_last=True)[machine.model]
+        price = machine.kind.price_per_hour
+        self.money.idle += times.idle * price
+        self.money.boot += times.load * price
+        self.money.lost += times.lost * price
+
+    def _now_ns(self) -> int:
+        return to_ns(self.clock.now)
+
+
+def to_ns(seconds: float) -> int:
+    """Return seconds as whole nanoseconds."""
+    return round(seconds * 1e9)
