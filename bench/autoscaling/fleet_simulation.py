@@ -32,7 +32,8 @@ class ModelArrival:
 class SimulatedMachine:
     """A machine of a type for a model; it is paid from `created_at` to `ended_at`.
 
-    The meter is that of real workers; to it, its boot is a load, while `booting` is open.
+    The meter, if it has one, is that of real workers; to it, its boot is a load, while `booting`
+    is open.
     """
 
     id: str
@@ -40,7 +41,7 @@ class SimulatedMachine:
     model: str
     created_at: float
     engine: SimulatedEngine
-    meter: ComputeMeter
+    meter: ComputeMeter | None
     booting: ExitStack
     joined_at: float | None = None
     ended_at: float | None = None
@@ -101,6 +102,7 @@ class SimulatedFleet:
 
     A request is refused if what waits before it would take the machines that serve longer than the
     goal. `capacities` are what a machine does of expected work in a second, by model and type.
+    With `is_metered`, machines are metered for `money`, which takes as long as all else.
     """
 
     def __init__(
@@ -108,7 +110,10 @@ class SimulatedFleet:
         kinds: Mapping[str, tuple[MachineType, StepModel]],
         capacities: Mapping[tuple[str, str], float],
         arrivals: Sequence[ModelArrival],
+        *,
+        is_metered: bool = False,
     ) -> None:
+        self._is_metered = is_metered
         self.kinds, self.capacities, self.arrivals = kinds, capacities, arrivals
         self.clock = VirtualClock()
         self.machines: dict[str, SimulatedMachine] = {}  # that are not over
@@ -223,20 +228,23 @@ class SimulatedFleet:
         seconds = machine.engine.begin_step()
         machine.is_stepping = seconds is not None
         if seconds is not None:
-            machine.meter.begin_step(machine.model)
+            if machine.meter:
+                machine.meter.begin_step(machine.model)
             self.clock.call_later(seconds, partial(self._finish_step, machine))
 
     def _finish_step(self, machine: SimulatedMachine) -> None:
         result = machine.engine.finish_step()
-        machine.meter.end_step(machine.model, dict.fromkeys(machine.held, 1))
+        if machine.meter:
+            machine.meter.end_step(machine.model, dict.fromkeys(machine.held, 1))
         for request in result.first:
             request.first = self.clock.now
         for request in result.ended:
             request.ended = self.clock.now
             machine.reserved -= request.spec.cost
             del machine.held[request.request_id]
-            spent = machine.meter.take(machine.model, request.request_id)
-            self.money.requests += spent * machine.kind.price_per_hour
+            if machine.meter:
+                spent = machine.meter.take(machine.model, request.request_id)
+                self.money.requests += spent * machine.kind.price_per_hour
         if result.ended:
             self._serve(machine.model)
         if not machine.engine.idle:
@@ -250,8 +258,10 @@ class SimulatedFleet:
     def _create(self, kind: str, model: str) -> SimulatedMachine:
         record, steps = self.kinds[kind]
         name, engine, booting = f"m-{next(self._numbers)}", SimulatedEngine(steps), ExitStack()
-        meter = ComputeMeter([model], self._now_ns(), self._now_ns)
-        booting.enter_context(meter.loading(model))
+        meter = None
+        if self._is_metered:
+            meter = ComputeMeter([model], self._now_ns(), self._now_ns)
+            booting.enter_context(meter.loading(model))
         machine = SimulatedMachine(name, record, model, self.clock.now, engine, meter, booting)
         self.machines[name] = machine
         return machine
@@ -272,11 +282,12 @@ class SimulatedFleet:
             machine.booting.close()
             del self.machines[machine.id]
             self.over.append(machine)
-            self._pay(machine)
+            if machine.meter:
+                self._pay(machine, machine.meter)
 
-    def _pay(self, machine: SimulatedMachine) -> None:
+    def _pay(self, machine: SimulatedMachine, meter: ComputeMeter) -> None:
         """Divide what a machine has cost by its meter."""
-        times = machine.meter.report(is_last=True)[machine.model]
+        times = meter.report(is_last=True)[machine.model]
         price = machine.kind.price_per_hour
         self.money.idle += times.idle * price
         self.money.boot += times.load * price

@@ -20,7 +20,7 @@ from fleet.planner.planner_options import PlannerOptions
 from streams.records.fleet.fleet_plan import WantedMachine
 from streams.records.fleet.machine_list import Machine, MachineState
 
-WINDOW_SECONDS = 60.0  # over which signals average, as the fleet service has it
+WINDOW_SECONDS = 10.0  # over which demand is told
 
 
 def scale_to(fleet: SimulatedFleet, model: str, kind: str, count: int) -> None:

@@ -21,7 +21,7 @@ def fleet_of(prices: tuple[int, int], period: float, rate: float, seed: int) -> 
     }
     capacities = {("m", "small"): 900.0, ("m", "large"): 2700.0}
     asked = arrivals.on_and_off(period, rate, 200.0, STEPS, Random(seed))
-    return SimulatedFleet(kinds, capacities, asked)
+    return SimulatedFleet(kinds, capacities, asked, is_metered=True)
 
 
 @settings(max_examples=15)
