@@ -19,8 +19,8 @@ class PlannerOptions:
     utilisation: float = 0.95
     level_seconds: float = 60.0
     memory_seconds: float = 600.0
-    kept_share: float = 0.99
-    hold_seconds: float = 120.0
+    kept_share: float = 0.995
+    hold_seconds: float = 60.0
     join_seconds: float = 60.0
     refused_seconds: float = 5.0
     retry_seconds: float = 60.0
