@@ -17,23 +17,22 @@ class DemandHistory:
     a queue as long as the goal allows. Demand that jumps so has more room than one that is even.
     """
 
-    def __init__(self, options: PlannerOptions, goal_seconds: float) -> None:
-        self._options, self._goal_seconds = options, goal_seconds
+    def __init__(self, options: PlannerOptions) -> None:
+        self._options = options
         self._steps = deque[float](maxlen=max(1, round(options.memory_seconds / STEP_SECONDS)))
         self._step_began: float | None = None
         self._told: list[float] = []  # in the step that is not over
         self._steady = 0.0  # least capacity, as of the last step
         self._needs: deque[tuple[float, float]] = deque()  # (time, need), falling
 
-    def observe(self, demand: float, at: float) -> None:
-        """Take the demand at a time."""
+    def observe(self, demand: float, goal_seconds: float, at: float) -> None:
+        """Take the demand at a time, and the goal for the time to first token."""
         if self._step_began is None:
             self._step_began = at
         if at - self._step_began >= STEP_SECONDS and self._told:
             self._steps.append(sum(self._told) / len(self._told))
-            self._steady = least_capacity(
-                self._steps, self._goal_seconds, 1 - self._options.kept_share
-            )
+            lost_share = 1 - self._options.kept_share
+            self._steady = least_capacity(self._steps, goal_seconds, lost_share)
             self._told, self._step_began = [], at
         self._told.append(demand)
 
@@ -42,11 +41,9 @@ class DemandHistory:
         """The demand to be ready for; 0 before anything was told."""
         count = max(1, round(self._options.level_seconds / STEP_SECONDS))
         recent = list(self._steps)[-count:]
-        now = [sum(self._told) / len(self._told)] if self._told else []
-        if not recent:
-            return now[0] if now else 0.0
-        part = min(1.0, len(self._told) / STEP_SECONDS)
-        level = (sum(recent) + part * sum(now)) / (len(recent) + part * len(now))
+        part = min(1.0, len(self._told) / STEP_SECONDS)  # of the step that is not over
+        whole = sum(recent) + (part * sum(self._told) / len(self._told) if self._told else 0.0)
+        level = whole / (len(recent) + part) if whole else 0.0
         return max(level, self._steady)
 
     def hold(self, need: float, at: float) -> float:

@@ -30,10 +30,10 @@ class _Need:
 class ModelPlanner:
     """Plans one model, and remembers what was asked of it and when last."""
 
-    def __init__(self, options: PlannerOptions, goal_seconds: float) -> None:
+    def __init__(self, options: PlannerOptions) -> None:
         self._options = options
-        self._all = DemandHistory(options, goal_seconds)
-        self._off_spot = DemandHistory(options, goal_seconds)
+        self._all = DemandHistory(options)
+        self._off_spot = DemandHistory(options)
         self._active_at: float | None = None
         self._began_at: float | None = None
 
@@ -110,7 +110,7 @@ class ModelPlanner:
         rates = [each.tokens_per_second for each in told]
         known = [rate for rate in rates if rate is not None]
         if len(known) == len(rates):
-            history.observe(sum(known), now)
+            history.observe(sum(known), view.model.policy.goal_seconds, now)
         waiting = sum(each.queued_tokens or 0.0 for each in told)
         need = history.forecast / self._options.utilisation + self._late(view, waiting)
         hold = history.hold(need, now)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fleet.planner.budget import keep_budget
 from fleet.planner.fleet_decision import FleetDecision
-from fleet.planner.fleet_state import FleetState, PlannedModel
+from fleet.planner.fleet_state import FleetState
 from fleet.planner.learned_capacities import LearnedCapacities
 from fleet.planner.machine_phases import MachinePhases, PhasedMachine
 from fleet.planner.model_planner import ModelPlanner
@@ -39,7 +39,7 @@ class Planner:
         """
         machines = self._phases.observe(state, now)
         self._learned.observe(state)
-        self._models = {name: self._planner_of(name, each) for name, each in state.models.items()}
+        self._models = {name: self._planner_of(name) for name in state.models}
         stock, changes = TypeStock.of(state), dict[str, ModelChanges]()
         for name in state.models:
             view = self._view(state, name, machines, now)
@@ -50,8 +50,8 @@ class Planner:
             )
         return keep_budget(state, changes, machines)
 
-    def _planner_of(self, name: str, model: PlannedModel) -> ModelPlanner:
-        return self._models.get(name) or ModelPlanner(self._options, model.policy.goal_seconds)
+    def _planner_of(self, name: str) -> ModelPlanner:
+        return self._models.get(name) or ModelPlanner(self._options)
 
     def _view(
         self,
