@@ -41,7 +41,7 @@ def _measure() -> Run:
 
 
 def _decide(planner: Planner, rate: float, now: float) -> float:
-    """Milliseconds of CPU for one decision; machines are always the same, so that a burst stays one."""
+    """Milliseconds of CPU for a decision; machines do not change, so that a burst stays one."""
     state = _state(rate, now)
     began = time.process_time()
     planner.decide(state, now)
