@@ -7,6 +7,7 @@ signal_collector  hears heartbeats and load reports, reads the ledger, and answe
 live_curves       corrects curves by heartbeats, and learns those that nobody has measured
 ledger_reader     the ledger's messages of the last minutes, in order
 signals/          what these say, as numbers at one time (pure)
+planner/          decides which machines there are to be (pure)
 metrics           the signals for Prometheus
 settings          the settings of `millstream fleet`
 """
