@@ -1,7 +1,11 @@
-"""The fleet's machines in the bucket `fleet`: what is wanted, and what its provider has.
+"""The fleet's machines in the bucket `fleet`: what is ordered, wanted, and there.
 
 machine_types  a kind of machine that can be had (pure)
-fleet_plan     the machines that are wanted, by id (pure)
+model_policy   how many workers a model may have (pure)
+fleet_orders   what operators order by hand (pure)
+cold_start     how long a model without workers takes to its next one (pure)
+fleet_plan     the machines that are wanted, by id, and the decisions that led there (pure)
 machine_list   the provider's own list of machines, written before it acts (pure)
-fleet_store    reads and changes both by compare-and-set
+waking         how far the wake of a model is, as the fleet tells gateways (pure)
+fleet_store    reads and changes all of them by compare-and-set
 """
