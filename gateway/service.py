@@ -17,6 +17,7 @@ from api.submission.response_space import ResponseSpace
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.fleet_view import FleetView
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.preparation_meter import PreparationMeter
 from gateway.admission.producer_requests import ProducerRequests
@@ -160,7 +161,9 @@ async def _build_context(
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
     ledger_space = LedgerSpace(broker)
-    submitter = Submitter(broker, streams, offload_thread, ledger_space)
+    fleet = FleetView(broker)
+    await fleet.open()
+    submitter = Submitter(broker, streams, offload_thread, ledger_space, fleet)
     await submitter.open()
     context = GatewayContext(
         settings,
@@ -189,6 +192,7 @@ async def _build_context(
         ResponseSpace(broker, BatchStore(broker)),
         EndpointStore(broker),
         DeliveryStore(broker),
+        fleet,
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)
@@ -228,6 +232,7 @@ async def _serve(
         background = [
             tasks.create_task(beats.run(), name="beats"),
             tasks.create_task(context.ledger_space.run(), name="ledger"),
+            tasks.create_task(context.fleet.run(), name="fleet"),
             tasks.create_task(context.response_space.run(), name="results"),
             tasks.create_task(context.refusals.run(), name="refusals"),
             tasks.create_task(context.rollups.run(), name="rollups"),
