@@ -17,7 +17,7 @@ import structlog
 from pydantic import BaseModel
 
 from admin.caller import Caller
-from admin.fleet.fleet_override import FleetOverride
+from admin.fleet.fleet_override import FleetOverride, FleetPause
 from admin.metrics import AUDIT_USED
 from registry.credentials.key_records import Denial, ManagedKey
 from registry.credentials.tenant_accounts import TenantAccount
@@ -47,6 +47,7 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     Alias: ("alias", attrgetter("name")),
     Adapter: ("adapter", attrgetter("id")),
     FleetOverride: ("fleet", attrgetter("type")),
+    FleetPause: ("fleet", attrgetter("name")),
     TenantAccount: ("account", attrgetter("tenant")),
 }
 _ITSELF = (Caller("admin service"), "")

@@ -216,6 +216,14 @@ class FleetArguments(Arguments):
     )
 
 
+class FleetPauseArguments(Arguments):
+    """Arguments of `fleet.pause`: for how long; 0 ends a pause."""
+
+    seconds: float = Field(
+        3600, ge=0, le=MAX_OVERRIDE_SECONDS, description="for which nothing is decided; 0: ends it"
+    )
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too.
@@ -364,7 +372,7 @@ OPERATIONS = {
             "/fleet",
             "operator",
             FleetPageArguments,
-            "Show the machine types, and the machines that are wanted or there",
+            "Show the machine types and machines, and what was decided for which reason",
         ),
         Operation(
             "fleet.set",
@@ -373,6 +381,14 @@ OPERATIONS = {
             "operator",
             FleetArguments,
             "Want so many machines of a type for a model, for a time",
+        ),
+        Operation(
+            "fleet.pause",
+            "POST",
+            "/fleet/pause",
+            "operator",
+            FleetPauseArguments,
+            "Decide nothing about machines for a time",
         ),
         Operation("keys.list", "GET", "/keys", "operator", PageArguments, "List the managed keys"),
         Operation(

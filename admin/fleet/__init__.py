@@ -1,5 +1,6 @@
-"""Operations on the fleet: what there is, and machines that operators want.
+"""Operations on the fleet: what there is, why, and what operators order.
 
-fleet_override    how many machines an operator wants, for the audit log (pure)
-fleet_operations  answers `fleet.show` and `fleet.set`
+fleet_override    what an operator orders, for the audit log (pure)
+fleet_answer      what is told of the fleet (pure)
+fleet_operations  answers `fleet.show`, `fleet.set` and `fleet.pause`
 """

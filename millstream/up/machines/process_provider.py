@@ -8,7 +8,6 @@ from functools import partial
 import structlog
 
 from millstream.up.child_process import ChildProcess
-from millstream.up.launch_plan import LaunchPlan
 from millstream.up.machines import machine_life
 from millstream.up.process_manager import ProcessManager
 from streams import subjects
@@ -18,7 +17,6 @@ from streams.records.cas.cas_records import RecordChanged
 from streams.records.fleet.fleet_plan import FleetPlan
 from streams.records.fleet.fleet_store import FleetStore
 from streams.records.fleet.machine_list import MachineList, MachineState
-from streams.records.fleet.machine_types import MachineType
 
 log = structlog.get_logger()
 
@@ -56,9 +54,11 @@ class ProcessProvider:
         Raises `BrokerUnavailable`, `StorageFull`, or `RecordChanged`.
         """
         await self._broker.subscribe(subjects.FLEET_PLAN_CHANGED, self._on_change)
-        launch_plan = self._manager.plan
-        self._known = machine_life.resume(await self._store.read_machines(), _types(launch_plan))
-        self._known = await self._store.write_machines(self._known)
+        table = self._manager.plan.settings.fleet
+        assert table is not None
+        known = machine_life.resume(await self._store.read_machines(), table.records)
+        known = replace(known, policies=table.policies, policy=table.policy)
+        self._known = await self._store.write_machines(known)
 
     async def run(self) -> None:
         """Follow the plan until cancelled; the machines are left to the manager then.
@@ -162,11 +162,6 @@ async def withdraw_machines(broker: Broker) -> None:
     left = await store.read_machines()
     if left.types:
         await store.write_machines(MachineList(revision=left.revision))
-
-
-def _types(plan: LaunchPlan) -> dict[str, MachineType]:
-    assert plan.settings.fleet is not None
-    return plan.settings.fleet.records
 
 
 def _log_changes(before: MachineList, after: MachineList) -> None:
