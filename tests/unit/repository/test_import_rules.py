@@ -60,6 +60,7 @@ FLOORS = {
     ),
     "fleet": (
         {"fleet/signals"},
+        {"fleet/planner"},
         {"fleet"},
     ),
     "gpu_worker": (

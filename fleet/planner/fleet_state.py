@@ -1,0 +1,185 @@
+"""The fleet as a planner is told of it: what is asked for, and what there is. Pure.
+
+None stands for what is not known; it is never taken for 0. Times are epoch seconds, rates are
+prompt and output tokens a second.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from streams.records.fleet.fleet_plan import WantedMachine
+from streams.records.fleet.machine_list import Machine
+from streams.records.fleet.machine_types import MachineType
+
+DAY_SECONDS = 86400
+
+
+@dataclass(frozen=True)
+class PriorityDemand:
+    """What is asked for of one model at one priority.
+
+    The rates are of what was accepted and of what was refused for want of capacity. `queued` and
+    `queued_tokens` are what waits for a worker; the earliest deadline of it is `oldest_deadline`,
+    None also where nothing waits.
+    """
+
+    accepted_tokens_per_second: float | None = None
+    refused_tokens_per_second: float | None = None
+    queued: int | None = None
+    queued_tokens: float | None = None
+    oldest_deadline: float | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """What arrives, refused or not; None if either is not known."""
+        if self.accepted_tokens_per_second is None or self.refused_tokens_per_second is None:
+            return None
+        return self.accepted_tokens_per_second + self.refused_tokens_per_second
+
+    @property
+    def is_none_asked_for(self) -> bool:
+        """True if somebody has told that nothing arrives and nothing waits."""
+        return self.tokens_per_second == 0 and self.queued == 0
+
+
+@dataclass(frozen=True)
+class WarmPool:
+    """Workers that there are at the least in a part of each day, in seconds after midnight UTC.
+
+    One that ends before it begins, or when it begins, lasts over midnight. `weekdays` are the days
+    on which it begins, Monday is 0.
+    """
+
+    begins: int
+    ends: int
+    workers: int
+    weekdays: frozenset[int] = frozenset(range(7))
+
+    def is_open_at(self, now: float) -> bool:
+        """Return True if the pool is wanted at a time."""
+        second = now % DAY_SECONDS
+        begun_today = second >= self.begins
+        if self.begins < self.ends and not (begun_today and second < self.ends):
+            return False
+        if self.begins >= self.ends and not (begun_today or second < self.ends):
+            return False
+        day = datetime.fromtimestamp(now if begun_today else now - DAY_SECONDS, UTC)
+        return day.weekday() in self.weekdays
+
+
+@dataclass(frozen=True)
+class ScalingPolicy:
+    """How many workers a model may have, and which.
+
+    `max_workers` None: any number. With `min_workers` 0 the model has none once nothing was asked
+    of it for `idle_seconds`. Requests of `off_spot` priorities are served without spot machines.
+    `goal_seconds` is the goal for the time to first token. `types` None: any.
+    """
+
+    min_workers: int = 0
+    max_workers: int | None = None
+    warm_pools: Sequence[WarmPool] = ()
+    idle_seconds: float = 300.0
+    goal_seconds: float = 10.0
+    off_spot: frozenset[str] = frozenset()
+    types: frozenset[str] | None = None
+
+    def least_workers(self, now: float) -> int:
+        """Return how many workers there are at the least at a time."""
+        open_pools = (pool.workers for pool in self.warm_pools if pool.is_open_at(now))
+        least = max([self.min_workers, *open_pools])
+        return least if self.max_workers is None else min(least, self.max_workers)
+
+
+@dataclass(frozen=True)
+class MachineCapacity:
+    """What one machine of a type carries of a model within its goal, as requests are now.
+
+    `source` says in a word who has told it, such as `bench`. `load_seconds` is the time from the
+    start of a worker to a model that has warmed up.
+    """
+
+    tokens_per_second: float
+    source: str
+    load_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model: its policy, what is asked of it by priority, and what machines carry, by type.
+
+    `running` is how many requests run on its workers, `output_share` the share of its tokens that
+    is generated. `memory` is the bytes that a machine must have for it.
+    """
+
+    policy: ScalingPolicy = ScalingPolicy()
+    demand: Mapping[str, PriorityDemand] = field(default_factory=dict)
+    capacities: Mapping[str, MachineCapacity] = field(default_factory=dict)
+    running: int | None = None
+    output_share: float | None = None
+    memory: int | None = None
+
+    @property
+    def is_none_asked_for(self) -> bool:
+        """True if it is known that nothing arrives, waits or runs."""
+        asked = (each.is_none_asked_for for each in self.demand.values())
+        return bool(self.demand) and all(asked) and self.running == 0
+
+    @property
+    def is_asked_for(self) -> bool:
+        """True if it is known that something waits or arrives."""
+        return any(each.queued or each.tokens_per_second for each in self.demand.values())
+
+    @property
+    def queued(self) -> int:
+        """How many requests are known to wait for a worker."""
+        return sum(each.queued or 0 for each in self.demand.values())
+
+    @property
+    def oldest_deadline(self) -> float | None:
+        """The earliest deadline of what waits."""
+        found = (each.oldest_deadline for each in self.demand.values())
+        return min((each for each in found if each is not None), default=None)
+
+
+@dataclass(frozen=True)
+class HeardWorker:
+    """What the worker of a machine said last, and when; it is there once its model has warmed up.
+
+    `tokens_per_second` is what it generates for its `running` requests.
+    """
+
+    heard_at: float
+    running: int
+    max_sequences: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class MachineOverride:
+    """As many machines of a type as an operator wants for a model, until a time."""
+
+    type: str
+    model: str
+    count: int
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class FleetState:
+    """All that a decision follows from.
+
+    `wanted` is the plan that holds, by id: its machines in `machines`, the provider's list, are
+    started or will be; any other is on its way out. `workers` are by the id of their machine.
+    `budget_per_hour` is money as types' prices are, None: any amount.
+    """
+
+    types: Mapping[str, MachineType]
+    models: Mapping[str, PlannedModel]
+    wanted: Mapping[str, WantedMachine] = field(default_factory=dict)
+    machines: Mapping[str, Machine] = field(default_factory=dict)
+    workers: Mapping[str, HeardWorker] = field(default_factory=dict)
+    overrides: Sequence[MachineOverride] = ()
+    budget_per_hour: int | None = None
+    is_paused: bool = False

@@ -1,0 +1,101 @@
+"""In which phase each wanted machine is, by what its provider and its worker have said. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+from fleet.planner.fleet_state import FleetState
+from fleet.planner.planner_options import PlannerOptions
+from fleet.planner.slow_machines import SlowMachines
+from fleet.planner.type_pauses import TypePauses
+from streams.records.fleet.machine_list import Machine, MachineState
+
+
+class MachinePhase(StrEnum):
+    """What can be expected of a wanted machine."""
+
+    COMING = auto()  # ordered or booting, in time so far
+    JOINED = auto()  # its worker has been heard with its model warm; it counts until it is gone
+    SLOW = auto()  # it has joined, and does far less than its like
+    OVERDUE = auto()  # its worker should have been heard long ago
+    REFUSED = auto()  # it was not to be had
+    TAKEN_BACK = auto()  # its provider takes it back, or has
+
+    @property
+    def counts(self) -> bool:
+        """True if it carries its share now, or will in time."""
+        return self in (MachinePhase.COMING, MachinePhase.JOINED)
+
+
+@dataclass(frozen=True)
+class PhasedMachine:
+    """A wanted machine in its phase; `created_at` is when it was asked for."""
+
+    id: str
+    type: str
+    model: str
+    phase: MachinePhase
+    created_at: float
+
+
+class MachinePhases:
+    """Follows the machines: which have joined ever, and since when each is waited for.
+
+    It keeps nothing else. A new one, after the death of a leader, gives each machine its time to
+    join anew, so that lost beats make nobody overdue.
+    """
+
+    def __init__(self, options: PlannerOptions, pauses: TypePauses) -> None:
+        self._options, self._pauses = options, pauses
+        self._seen_at: dict[str, float] = {}
+        self._joined: set[str] = set()
+        self._slow = SlowMachines(options)
+
+    def observe(self, state: FleetState, now: float) -> dict[str, list[PhasedMachine]]:
+        """Return the wanted machines by model; types that fail are paused, others tried again."""
+        self._seen_at = {name: self._seen_at.get(name, now) for name in state.wanted}
+        heard = state.workers.keys() & state.wanted.keys()
+        self._joined = (self._joined | heard) & state.wanted.keys()
+        slow = self._slow.find(state, now)
+        found: dict[str, list[PhasedMachine]] = {}
+        for machine in self._phased(state, slow, now):
+            found.setdefault(machine.model, []).append(machine)
+            self._judge_type(machine, now)
+        return found
+
+    def _phased(self, state: FleetState, slow: set[str], now: float) -> Iterator[PhasedMachine]:
+        for name, wanted in state.wanted.items():
+            machine = state.machines.get(name)
+            created_at = machine.created_at if machine else self._seen_at[name]
+            phase = self._phase(state, name, machine, now)
+            if phase is MachinePhase.JOINED and name in slow:
+                phase = MachinePhase.SLOW
+            yield PhasedMachine(name, wanted.type, wanted.model, phase, created_at)
+
+    def _phase(
+        self, state: FleetState, name: str, machine: Machine | None, now: float
+    ) -> MachinePhase:
+        if machine and machine.state in (MachineState.RECLAIMING, MachineState.RECLAIMED):
+            return MachinePhase.TAKEN_BACK
+        if name in self._joined:
+            return MachinePhase.JOINED
+        if machine and machine.state.is_refused:
+            patient = now - machine.changed_at < self._options.refused_seconds
+            return MachinePhase.COMING if patient else MachinePhase.REFUSED
+        due = max(self._seen_at[name], self._due_at(state, name, machine))
+        is_late = now > due + self._options.join_seconds
+        return MachinePhase.OVERDUE if is_late else MachinePhase.COMING
+
+    def _due_at(self, state: FleetState, name: str, machine: Machine | None) -> float:
+        wanted = state.wanted[name]
+        kind, model = state.types.get(wanted.type), state.models.get(wanted.model)
+        capacity = model.capacities.get(wanted.type) if model else None
+        boot = kind.boot_seconds if kind else 0.0
+        since = machine.created_at if machine else self._seen_at[name]
+        return since + boot + (capacity.load_seconds if capacity else 0.0)
+
+    def _judge_type(self, machine: PhasedMachine, now: float) -> None:
+        if machine.phase in (MachinePhase.OVERDUE, MachinePhase.REFUSED):
+            self._pauses.note_failure(machine.type, machine.id, now)
+        elif machine.phase is MachinePhase.JOINED:
+            self._pauses.note_success(machine.type, machine.created_at)

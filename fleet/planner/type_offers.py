@@ -1,0 +1,140 @@
+"""Which machine types may be had for a model, and the cheapest of them for a need. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from fleet.planner.fleet_state import FleetState, MachineCapacity, PlannedModel
+from streams.records.fleet.machine_types import MachineType
+
+
+@dataclass(frozen=True)
+class TypeOffer:
+    """A type that can be had for a model: at most `available` machines, inf: any number.
+
+    `capacity` None: nobody knows yet what such a machine carries.
+    """
+
+    kind: MachineType
+    capacity: MachineCapacity | None
+    available: float
+
+    @property
+    def name(self) -> str:
+        """Name of the type."""
+        return self.kind.name
+
+    @property
+    def ready_seconds(self) -> float:
+        """Time from the order to a machine that serves."""
+        return self.kind.boot_seconds + (self.capacity.load_seconds if self.capacity else 0.0)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """What one machine carries, which must be known."""
+        assert self.capacity
+        return self.capacity.tokens_per_second
+
+    @property
+    def money_per_token(self) -> float:
+        """What an hour costs for each token per second."""
+        return self.kind.price_per_hour / self.tokens_per_second
+
+
+@dataclass
+class TypeStock:
+    """How many more machines of each type there may be; taken from as machines are decided."""
+
+    left: dict[str, float]
+
+    @classmethod
+    def of(cls, state: FleetState) -> "TypeStock":
+        """Return what stock and quotas leave, with all that exists or is ordered taken off."""
+        return cls({name: _limit(kind) - _count(state, name) for name, kind in state.types.items()})
+
+    def take(self, type_name: str) -> None:
+        """Take one machine off."""
+        self.left[type_name] -= 1
+
+
+def _limit(kind: MachineType) -> float:
+    return min(each for each in (kind.stock, kind.quota, inf) if each is not None)
+
+
+def _count(state: FleetState, type_name: str) -> int:
+    made = sum(m.type == type_name and m.state.exists for m in state.machines.values())
+    ordered = (
+        wanted.type == type_name and name not in state.machines
+        for name, wanted in state.wanted.items()
+    )
+    return made + sum(ordered)
+
+
+def find_offers(
+    types: Mapping[str, MachineType],
+    model: PlannedModel,
+    capacities: Mapping[str, MachineCapacity],
+    left: Mapping[str, float],
+) -> list[TypeOffer]:
+    """Return the types that a model may have, that hold it, and of which there are some `left`."""
+    return [
+        TypeOffer(kind, capacities.get(name), left.get(name, 0))
+        for name, kind in types.items()
+        if left.get(name, 0) >= 1 and _holds(kind, model) and _carries(capacities.get(name))
+        if model.policy.types is None or name in model.policy.types
+    ]
+
+
+def _holds(kind: MachineType, model: PlannedModel) -> bool:
+    return kind.memory is None or model.memory is None or model.memory <= kind.memory
+
+
+def _carries(capacity: MachineCapacity | None) -> bool:
+    """True unless it is known that not even one request keeps its goal there."""
+    return capacity is None or capacity.tokens_per_second > 0
+
+
+def choose_first(
+    offers: Iterable[TypeOffer], deadline: float | None, now: float
+) -> TypeOffer | None:
+    """Return the cheapest type that serves before a deadline, or else the one that serves first."""
+    in_time = [o for o in offers if deadline is None or now + o.ready_seconds <= deadline]
+    if in_time:
+        return min(in_time, key=lambda o: (o.kind.price_per_hour, o.ready_seconds))
+    return min(offers, key=lambda o: (o.ready_seconds, o.kind.price_per_hour), default=None)
+
+
+def choose_cheapest(need: float, offers: Sequence[TypeOffer]) -> list[TypeOffer]:
+    """Return the machines, each by its offer, that carry a need for the least money.
+
+    It fills up with whole machines of the types by money per token, and tries each type for the
+    rest: never dearer than the best single type. All that there is where that is not enough. One
+    machine is taken to carry anything if nobody knows what any machine carries.
+    """
+    if need <= 0 or not offers:
+        return []
+    known = sorted((o for o in offers if o.capacity), key=lambda o: o.money_per_token)
+    if not known:
+        return [min(offers, key=lambda o: o.kind.price_per_hour)]
+    best, best_price = None, inf
+    filled: list[TypeOffer] = []
+    for offer in known:
+        last = ceil(need / offer.tokens_per_second)
+        price = _price(filled) + last * offer.kind.price_per_hour
+        if last <= offer.available and price < best_price:
+            best, best_price = [*filled, *[offer] * last], price
+        whole = int(min(need // offer.tokens_per_second, offer.available))
+        filled += [offer] * whole
+        need -= whole * offer.tokens_per_second
+    return filled_up(filled, known) if best is None else best
+
+
+def filled_up(filled: list[TypeOffer], known: Sequence[TypeOffer]) -> list[TypeOffer]:
+    """Return all machines that can be had, where no choice is enough."""
+    counts = {offer.name: filled.count(offer) for offer in known}
+    more = (offer for offer in known for _ in range(int(offer.available) - counts[offer.name]))
+    return [*filled, *more]
+
+
+def _price(offers: Iterable[TypeOffer]) -> int:
+    return sum(offer.kind.price_per_hour for offer in offers)
