@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import REGISTRY, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -12,6 +12,9 @@ from streams.subjects import Priority
 LEADING = Gauge("millstream_fleet_leading", "1 where this process knows the fleet's signals.")
 LEDGER_BEHIND = Gauge(
     "millstream_fleet_ledger_behind_seconds", "Time since the ledger was last read to its end."
+)
+PLAN_CHANGES = Counter(
+    "millstream_fleet_plan_changes", "Machines that the plan has started and ended.", ["action"]
 )
 _PRIORITIES = frozenset(map(str, Priority))
 

@@ -56,6 +56,14 @@ class SignalWindow:
         """Take a beat of a gateway."""
         self._gateways.record(beat, now)
 
+    def pressure(self, model: str) -> Pressure | None:
+        """Return the last load report of a model's dispatcher; None if there is none of late."""
+        return self._arrivals[model].pressure if model in self._arrivals else None
+
+    def heartbeats(self) -> list[tuple[Heartbeat, float]]:
+        """Return the last heartbeat of each worker and version, with the time it was heard."""
+        return [each for pools in self._workers.values() for each in pools.heartbeats()]
+
     def report(self, now: float, goals: Goals) -> SignalReport:
         """Return what is known at `now`, and forget what is over.
 

@@ -7,8 +7,7 @@ cold_start     how long a model without workers takes to its next one (pure)
 fleet_plan     the machines that are wanted, by id, and the decisions that led there (pure)
 machine_list   the provider's own list of machines, written before it acts (pure)
 waking         how far the wake of a model is, as the fleet tells gateways (pure)
-fleet_store    reads and changes all of them by compare-and-set
 step_times     how long an engine's steps take, and a full batch of like requests (pure)
 curves         what a machine type does with a model version, as measured (pure)
-fleet_store    reads and changes both by compare-and-set
+fleet_store    reads and changes all of them by compare-and-set
 """
