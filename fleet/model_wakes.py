@@ -47,13 +47,15 @@ def _wake_of(
 ) -> Waking:
     machine, kind = known.machines.get(name), known.types.get(wanted.type)
     boot = kind.boot_seconds if kind else 0.0
-    load = plan.load_seconds.get(wanted.model, {}).get(wanted.type, 0.0)
+    load = plan.load_seconds.get(wanted.model, {}).get(wanted.type)
+    to_worker = boot + (load or 0.0)
     if machine is None:
-        return Waking(wanted.model, "ordered", now + boot + load)
+        return Waking(wanted.model, "ordered", now + to_worker)
     if machine.state is MachineState.BOOTING:
-        return Waking(wanted.model, "booting", machine.created_at + boot + load)
+        return Waking(wanted.model, "booting", machine.created_at + to_worker)
     if machine.state is MachineState.RUNNING:
-        return Waking(wanted.model, "loading", machine.changed_at + load)
+        ready_at = None if load is None else machine.changed_at + load
+        return Waking(wanted.model, "loading", ready_at)
     return Waking(wanted.model, "ordered")
 
 

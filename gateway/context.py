@@ -161,7 +161,7 @@ class GatewayContext:
         """The conditions under which this gateway is ready, by name; each is cheap to call."""
         return {
             "nats": lambda: self.broker.is_connected,
-            "workers": lambda: self.has_had_workers or self.fleet.wakes_any,
+            "workers": lambda: self.has_had_workers or self.fleet.is_there,
             "streams": lambda: not self.streams.unusable,
             "accepting": lambda: not self.draining.is_set(),
         }

@@ -66,9 +66,9 @@ class FleetView:
         self._plan = await self._store.read_plan()
 
     @property
-    def wakes_any(self) -> bool:
-        """True if there is a model that the fleet starts a worker for when it is asked for."""
-        return bool(self._machines.types and self._plan.cold_starts)
+    def is_there(self) -> bool:
+        """True if there are machines to be had, and a fleet service has planned."""
+        return bool(self._machines.types and self._plan.revision)
 
     def cold_start(self, model: str) -> ColdStart | None:
         """Return how long a model takes to its first worker; None if the fleet does not wake it."""
