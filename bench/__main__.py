@@ -24,6 +24,7 @@ from bench import (
     meter_cost,
     pipeline_cost,
     quota_cost,
+    scale_to_zero,
     throughput_share,
 )
 from bench.live import beside_batch, dispatch_latency, isolation, overload, revocation
@@ -32,7 +33,10 @@ from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_rando
 NEED_TRACES = "mixed", "live-b2", "live-b3", "live-b4"
 NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
-SETTLED = "idle", "unread", "cancels", "ledger", "ledger-undisturbed", "accounts", "append", "jobs"
+SETTLED = (
+    *("idle", "unread", "cancels", "ledger", "ledger-undisturbed", "accounts", "append"),
+    *("jobs", "zero"),
+)
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "pipeline": pipeline_cost.measure,
@@ -50,6 +54,8 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "append": append_cost.measure,
     "jobs": batches.measure,
     "jobs-killed": killed_batch.measure,
+    "zero": scale_to_zero.measure_wakes,
+    "zero-killed": scale_to_zero.measure_killed,
     "meter": meter_cost.measure,
     "key-checks": key_check_cost.measure,
     "revocation": revocation.measure,
