@@ -12,7 +12,7 @@ from registry.kv_view import RecordChange
 from registry.store import Registry
 from streams import subjects
 from streams.broker.broker_client import Broker
-from streams.errors import ModelNotFound, NotFound
+from streams.errors import BadRequest, ModelNotFound, NotFound
 from streams.records.fleet.fleet_orders import MachineOrder
 from streams.records.fleet.fleet_store import FleetStore
 from streams.records.fleet.machine_list import MachineList
@@ -46,6 +46,7 @@ class FleetOperations:
             raise NotFound(f"there is no machine type {arguments.name!r}; there are: {there_are}")
         if arguments.model not in self._registry.models:
             raise ModelNotFound(arguments.model)
+        _check_bounds(known, arguments)
         now = self._broker.clock.now()
         order = MachineOrder(
             arguments.name, arguments.model, arguments.count, now + arguments.seconds
@@ -89,3 +90,14 @@ class FleetOperations:
                 "with a table [fleet.types.NAME] in its configuration file"
             )
         return known
+
+
+def _check_bounds(known: MachineList, arguments: FleetArguments) -> None:
+    """Raise `BadRequest` for more machines than the model may have workers."""
+    most = known.policy_of(arguments.model).max_workers
+    if arguments.count > most:
+        raise BadRequest(
+            f"{arguments.model!r} may have {most} workers, not {arguments.count}: raise "
+            f"max_workers in the table [fleet.models.{arguments.model}]",
+            "count",
+        )

@@ -63,7 +63,7 @@ class Waking:
     """The request waits for the first worker of its model, which is on its way.
 
     `phase` is `ordered`, `booting` or `loading`; `seconds_left` is the time until the worker is
-    ready, None if nobody can say.
+    ready, from when this came; None if nobody can say.
     """
 
     phase: str

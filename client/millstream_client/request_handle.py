@@ -44,7 +44,7 @@ class RequestHandle:
     def waking(self) -> Waking | None:
         """How far the first worker of the request's model is; None unless the request waits for it.
 
-        It changes about once a second.
+        It changes with the phase, or when the expected time has moved by more than a second.
         """
         return self._state.waking
 

@@ -19,6 +19,7 @@ from streams.records.fleet.waking import InvalidWaking, Waking, parse_waking
 log = structlog.get_logger()
 
 READ_SECONDS = 30.0  # after which the records are read again, if nobody has told of a change
+MOVED_SECONDS = 1.0
 NEWS_SECONDS = 5.0  # a leader tells of each wake every second; older news say nothing
 OnWaking = Callable[[Waking], None]
 
@@ -33,6 +34,7 @@ class FleetView:
         self._broker, self._store = broker, FleetStore(broker)
         self._plan, self._machines = FleetPlan(), MachineList()
         self._news: dict[str, tuple[Waking, float]] = {}
+        self._told: dict[str, Waking] = {}  # to listeners, last
         self._listeners: dict[OnWaking, str] = {}
         self._stale = asyncio.Event()
 
@@ -93,7 +95,11 @@ class FleetView:
 
     @contextmanager
     def listening(self, model: str, on_waking: OnWaking) -> Iterator[None]:
-        """Call `on_waking` with the news of a model's wake while the block runs; "": of all."""
+        """Call `on_waking` with the news of a model's wake while the block runs; "": of all.
+
+        News are another phase, or a time that has moved by more than `MOVED_SECONDS`: thousands of
+        requests may wait, and each is told.
+        """
         self._listeners[on_waking] = model
         try:
             yield
@@ -115,10 +121,21 @@ class FleetView:
         except InvalidWaking as error:
             log.warning("waking_ignored", subject=msg.subject, reason=str(error))
             return
+        is_wake = self.waking(waking.model) is None
         self._news[waking.model] = waking, self._broker.clock.now()
+        if not is_wake and not _differs(waking, self._told[waking.model]):
+            return
+        self._told[waking.model] = waking
         for listener, model in list(self._listeners.items()):
             if model in ("", waking.model):
                 listener(waking)
 
     async def _on_change(self, _: Msg) -> None:
         self._stale.set()
+
+
+def _differs(waking: Waking, told: Waking) -> bool:
+    """Return True if a client would count down to another time, or wait for something else."""
+    if waking.phase != told.phase or None in (waking.ready_at, told.ready_at):
+        return (waking.phase, waking.ready_at) != (told.phase, told.ready_at)
+    return abs((waking.ready_at or 0.0) - (told.ready_at or 0.0)) > MOVED_SECONDS

@@ -77,7 +77,7 @@ class ModelTable(_Table):
     """A table `[fleet.models.NAME]`: how many workers a model may have."""
 
     min_workers: int = Field(0, ge=0, description="workers that there always are")
-    max_workers: int = Field(1, ge=0, description="workers that there are at most")
+    max_workers: int = Field(4, ge=0, description="workers that there are at most")
     idle_seconds: float | None = Field(
         None, ge=0, description="time without requests after which workers go; none: the fleet's"
     )

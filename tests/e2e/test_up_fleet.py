@@ -122,7 +122,7 @@ def test_a_spot_machine_is_taken_back_without_the_loss_of_a_token(tmp_path: Path
         want(up, "small", 1)  # which has to boot: the stream begins on the spot machine
         with ask(up, max_tokens=400, stream=True) as stream:
             lines = [stream.readline()]
-            wait_until(lambda: states(up)[spot] == "reclaimed", SECONDS)
+            wait_until(lambda: states(up).get(spot) in (None, "reclaimed"), SECONDS)
             lines += stream.readlines()
         with ask(up, max_tokens=400) as answer:
             assert streamed_text(lines) == text(answer.read())
@@ -155,6 +155,15 @@ def test_a_machine_whose_worker_dies_gets_another(tmp_path: Path) -> None:
         wait_until(lambda: is_gone(pid) and up.pids("worker"), SECONDS)
         wait_until(lambda: [m["crashes"] for m in fleet(up, "machines")] == [1], SECONDS)
         assert "millstream worker" in command_line(up.pids("worker")[0])
+
+
+def test_more_machines_than_the_model_may_have_are_refused(tmp_path: Path) -> None:
+    """The table bounds what is paid, whoever orders."""
+    with fleet_up(tmp_path) as up:
+        words = ("small", "5", "--model", "mock", "--data-dir", str(up.home / "data"))
+        done = run_millstream("fleet", "set", *words)
+        assert done.returncode == 1
+        assert "'mock' may have 4 workers, not 5: raise max_workers" in done.stderr
 
 
 def test_workers_and_a_fleet_exclude_each_other(tmp_path: Path) -> None:

@@ -11,5 +11,5 @@ class ModelPolicy:
     """
 
     min_workers: int = 0
-    max_workers: int = 1
+    max_workers: int = 4
     idle_seconds: float = 300.0

@@ -2,7 +2,10 @@
 
 from math import inf
 
+import pytest
+
 from fleet.planner.fleet_state import MachineOverride
+from fleet.planner.planner import Planner
 from fleet.planning_state import build_state
 from fleet.signals.signal_window import SignalWindow
 from streams.messages import Heartbeat, Pressure
@@ -11,6 +14,7 @@ from streams.records.fleet.fleet_plan import FleetPlan, WantedMachine
 from streams.records.fleet.machine_list import Machine, MachineList, MachineState
 from streams.records.fleet.machine_types import MachineType
 from streams.records.fleet.model_policy import ModelPolicy
+from streams.subjects import Priority
 
 NOW = 1000.0
 KNOWN = MachineList(
@@ -26,13 +30,13 @@ def beat(running: int) -> Heartbeat:
 
 
 def pressure(queued: int) -> Pressure:
-    told = {"standard": queued}
+    told = {str(each): 0 for each in Priority} | {"standard": queued}
     return Pressure(
         "mock",
         1,
         told,
         {"standard": 0.0},
-        arrived={"standard": (queued, 10, 90)},
+        arrived={each: (count, 10, 90) for each, count in told.items()},
         earliest_deadline=1_060_000,
         queued_tokens={"standard": 100 * queued},
     )
@@ -66,3 +70,20 @@ def test_what_is_told_is_there() -> None:
     assert (model.policy.min_workers, model.policy.max_workers) == (1, 4)
     assert state.overrides == [MachineOverride("small", "mock", 2, NOW + 1)]
     assert state.is_paused
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_worker_goes_when_it_idles_and_stays_when_its_beats_are_lost(is_heard: bool) -> None:
+    """Silence may be the network's: a machine is ended for what it says, not for what it omits."""
+    known = MachineList(types=KNOWN.types, machines=KNOWN.machines, policy=ModelPolicy(0, 4, 30.0))
+    window, planner, ended = SignalWindow(10), Planner(), list[str]()
+    idle = Heartbeat("m-1", "mock", "1", 8, 1, 0, 0, 8, 1, 0, 0.0, type="small")
+    for second in range(240):
+        now = NOW + second
+        window.add_pressure(pressure(0), now)
+        if is_heard or second < 60:
+            window.add_heartbeat(idle if is_heard else beat(1), now)
+        report = window.report(now, {"mock": ()})
+        state = build_state(known, PLAN, FleetOrders(), window, report, ["mock"])
+        ended += [each.machine for each in planner.decide(state, now).ends]
+    assert bool(ended) is is_heard
