@@ -27,10 +27,11 @@ from bench import (
     scale_to_zero,
     throughput_share,
 )
+from bench.autoscaling import autoscaling_cost, plan_time
 from bench.live import beside_batch, dispatch_latency, isolation, overload, revocation
 from bench.simulation.scenarios.overload import ARENA, CONV, as_it_was, at_random
 
-NEED_TRACES = "mixed", "live-b2", "live-b3", "live-b4"
+NEED_TRACES = "mixed", "live-b2", "live-b3", "live-b4", "autoscaling"
 NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
 SETTLED = (
@@ -62,6 +63,10 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "idle": abusive_clients.idle,
     "unread": abusive_clients.unread,
     "cancels": abusive_clients.cancels,
+    "autoscaling": autoscaling_cost.measure,
+    "autoscaling-code": autoscaling_cost.measure_code,
+    "autoscaling-on-off": autoscaling_cost.measure_on_off,
+    "plan-time": plan_time.measure,
     "live-b2-100": partial(isolation.measure, 100),
     "live-b2-weights": isolation.measure_weights,
     "live-b3": partial(overload.measure, "live-b3", ARENA, at_random, (1, 2, 5)),

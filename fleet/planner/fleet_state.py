@@ -19,7 +19,8 @@ DAY_SECONDS = 86400
 class PriorityDemand:
     """What is asked for of one model at one priority.
 
-    The rates are of what was accepted and of what was refused for want of capacity. `queued` and
+    The rates are of what was accepted and of what was refused for want of capacity, over some ten
+    seconds: a longer mean hides bursts, for which the planner keeps room. `queued` and
     `queued_tokens` are what waits for a worker; the earliest deadline of it is `oldest_deadline`,
     None also where nothing waits.
     """

@@ -32,8 +32,8 @@ class ModelPlanner:
 
     def __init__(self, options: PlannerOptions) -> None:
         self._options = options
-        self._all = DemandHistory(options.hold_seconds)
-        self._off_spot = DemandHistory(options.hold_seconds)
+        self._all = DemandHistory(options)
+        self._off_spot = DemandHistory(options)
         self._active_at: float | None = None
         self._began_at: float | None = None
 
@@ -110,13 +110,18 @@ class ModelPlanner:
         rates = [each.tokens_per_second for each in told]
         known = [rate for rate in rates if rate is not None]
         if len(known) == len(rates):
-            history.observe(sum(known), view.soonest, now)
+            history.observe(sum(known), view.model.policy.goal_seconds, now)
         waiting = sum(each.queued_tokens or 0.0 for each in told)
-        need = history.forecast / self._options.utilisation
-        need += waiting / (view.model.policy.goal_seconds + view.soonest)
+        need = history.forecast / self._options.utilisation + self._late(view, waiting)
         hold = history.hold(need, now)
         is_sure = len(known) == len(rates) and self._is_old(now)
         return _Need(need, hold if is_sure else inf)
+
+    def _late(self, view: ModelView, waiting: float) -> float:
+        """Tokens a second for what will still wait when a machine that is ordered now serves."""
+        joined = [m for m in view.machines if m.phase is MachinePhase.JOINED]
+        left = waiting - view.carried(joined) * view.soonest
+        return max(0.0, left) / view.model.policy.goal_seconds
 
     def _is_old(self, now: float) -> bool:
         """True once demand was seen for as long as capacity is held."""

@@ -116,24 +116,25 @@ def choose_cheapest(need: float, offers: Sequence[TypeOffer]) -> list[TypeOffer]
     known = sorted((o for o in offers if o.capacity), key=lambda o: o.money_per_token)
     if not known:
         return [min(offers, key=lambda o: o.kind.price_per_hour)]
-    best, best_price = None, inf
-    filled: list[TypeOffer] = []
+    choices = list[list[TypeOffer]]()
+    filled, rest = list[TypeOffer](), need
     for offer in known:
-        last = ceil(need / offer.tokens_per_second)
-        price = _price(filled) + last * offer.kind.price_per_hour
-        if last <= offer.available and price < best_price:
-            best, best_price = [*filled, *[offer] * last], price
-        whole = int(min(need // offer.tokens_per_second, offer.available))
-        filled += [offer] * whole
-        need -= whole * offer.tokens_per_second
-    return filled_up(filled, known) if best is None else best
+        choices += _finished([], offer, need) + _finished(filled, offer, rest)
+        whole = int(min(rest // offer.tokens_per_second, offer.available))
+        filled = [*filled, *[offer] * whole]
+        rest -= whole * offer.tokens_per_second
+    return min(choices, key=_price, default=None) or _all(known)
 
 
-def filled_up(filled: list[TypeOffer], known: Sequence[TypeOffer]) -> list[TypeOffer]:
+def _finished(filled: Sequence[TypeOffer], offer: TypeOffer, rest: float) -> list[list[TypeOffer]]:
+    """Return the choice in which machines of one type carry the rest, if there are enough."""
+    count = ceil(rest / offer.tokens_per_second)
+    return [[*filled, *[offer] * count]] if count <= offer.available else []
+
+
+def _all(known: Iterable[TypeOffer]) -> list[TypeOffer]:
     """Return all machines that can be had, where no choice is enough."""
-    counts = {offer.name: filled.count(offer) for offer in known}
-    more = (offer for offer in known for _ in range(int(offer.available) - counts[offer.name]))
-    return [*filled, *more]
+    return [offer for offer in known for _ in range(int(offer.available))]
 
 
 def _price(offers: Iterable[TypeOffer]) -> int:
