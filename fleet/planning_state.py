@@ -10,6 +10,7 @@ from fleet.planner.fleet_state import (
     PriorityDemand,
     ScalingPolicy,
 )
+from fleet.signals.arrival_rates import AcceptedRate
 from fleet.signals.signal_report import ModelSignals, PrioritySignals, SignalReport
 from fleet.signals.signal_window import SignalWindow
 from streams.messages import Heartbeat, Pressure
@@ -37,7 +38,7 @@ def build_state(
         types=known.types,
         models={
             name: _planned_model(
-                name, known, signals.get(name), window.pressure(name), [b for b, _ in beats]
+                name, known, signals.get(name), window, [beat for beat, _ in beats]
             )
             for name in models
         },
@@ -59,17 +60,20 @@ def _planned_model(
     name: str,
     known: MachineList,
     signals: ModelSignals | None,
-    pressure: Pressure | None,
+    window: SignalWindow,
     beats: list[Heartbeat],
 ) -> PlannedModel:
     return PlannedModel(
         policy=_scaling_policy(known.policy_of(name)),
         demand={
-            each.priority: _demand(each, pressure)
+            each.priority: _demand(
+                each, window.recent_rate(name, each.priority), window.pressure(name)
+            )
             for each in (signals.priorities if signals else ())
             if each.priority in _PRIORITIES
         },
         running=_count_running(name, known, beats),
+        output_share=_output_share(window.recent_rate(name, each) for each in _PRIORITIES),
     )
 
 
@@ -77,15 +81,25 @@ def _scaling_policy(policy: ModelPolicy) -> ScalingPolicy:
     return ScalingPolicy(policy.min_workers, policy.max_workers, idle_seconds=policy.idle_seconds)
 
 
-def _demand(signals: PrioritySignals, pressure: Pressure | None) -> PriorityDemand:
+def _demand(
+    signals: PrioritySignals, rate: AcceptedRate | None, pressure: Pressure | None
+) -> PriorityDemand:
     queued, deadline = signals.queued, pressure.earliest_deadline if pressure else 0
     return PriorityDemand(
-        accepted_tokens_per_second=signals.accepted_tokens_per_second,
+        accepted_tokens_per_second=rate.prompt_tokens + rate.output_tokens if rate else None,
         refused_tokens_per_second=signals.refused_tokens_per_second,
         queued=queued,
         queued_tokens=pressure.queued_tokens.get(signals.priority) if pressure else None,
         oldest_deadline=deadline / 1000 if queued and deadline else None,
     )
+
+
+def _output_share(rates: Iterable[AcceptedRate | None]) -> float | None:
+    """The share of what arrives that is generated; None while nothing is known to arrive."""
+    known = [rate for rate in rates if rate]
+    output = sum(rate.output_tokens for rate in known)
+    total = output + sum(rate.prompt_tokens for rate in known)
+    return output / total if total else None
 
 
 def _count_running(name: str, known: MachineList, beats: list[Heartbeat]) -> int | None:

@@ -36,7 +36,7 @@ def pressure(queued: int) -> Pressure:
         1,
         told,
         {"standard": 0.0},
-        arrived={each: (count, 10, 90) for each, count in told.items()},
+        arrived={each: (count, 10 * count, 90 * count) for each, count in told.items()},
         earliest_deadline=1_060_000,
         queued_tokens={"standard": 100 * queued},
     )
@@ -54,8 +54,8 @@ def test_what_nobody_tells_is_unknown() -> None:
 def test_what_is_told_is_there() -> None:
     """Demand, queue, deadline, what runs, the policy of the table, and orders that hold."""
     window = SignalWindow(10)
-    for at in (NOW - 2, NOW - 1):
-        window.add_pressure(pressure(3), at)
+    window.add_pressure(pressure(0), NOW - 2)
+    window.add_pressure(pressure(3), NOW - 1)
     window.add_heartbeat(beat(2), NOW - 1)
     orders = FleetOrders(
         machines=[MachineOrder("small", "mock", 2, NOW + 1), MachineOrder("old", "mock", 2, NOW)],
@@ -64,7 +64,8 @@ def test_what_is_told_is_there() -> None:
     state = build_state(KNOWN, PLAN, orders, window, window.report(NOW, {}), ["mock"])
     model = state.models["mock"]
     told = model.demand["standard"]
-    assert (told.accepted_tokens_per_second, told.refused_tokens_per_second) == (0.0, 0.0)
+    assert (told.accepted_tokens_per_second, told.refused_tokens_per_second) == (300.0, 0.0)
+    assert model.output_share == pytest.approx(0.9)
     assert (told.queued, told.queued_tokens, told.oldest_deadline) == (3, 300, 1060.0)
     assert (model.running, state.workers["m-1"].running) == (3, 2)
     assert (model.policy.min_workers, model.policy.max_workers) == (1, 4)
