@@ -180,6 +180,8 @@ class ModelPlanner:
         firm: bool,
     ) -> float:
         """Start machines for so many tokens a second; return what these carry."""
+        if missing <= 0:
+            return 0.0
         added = 0.0
         for offer in choose_cheapest(missing, view.offers(stock.left, firm=firm)):
             carried = offer.tokens_per_second if offer.capacity else inf

@@ -1,5 +1,6 @@
 """Which machine types may be had for a model, and the cheapest of them for a need. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
@@ -50,7 +51,10 @@ class TypeStock:
     @classmethod
     def of(cls, state: FleetState) -> "TypeStock":
         """Return what stock and quotas leave, with all that exists or is ordered taken off."""
-        return cls({name: _limit(kind) - _count(state, name) for name, kind in state.types.items()})
+        made = (each.type for each in state.machines.values() if each.state.exists)
+        ordered = (each.type for k, each in state.wanted.items() if k not in state.machines)
+        counts = Counter([*made, *ordered])
+        return cls({name: _limit(kind) - counts[name] for name, kind in state.types.items()})
 
     def take(self, type_name: str) -> None:
         """Take one machine off."""
@@ -59,15 +63,6 @@ class TypeStock:
 
 def _limit(kind: MachineType) -> float:
     return min(each for each in (kind.stock, kind.quota, inf) if each is not None)
-
-
-def _count(state: FleetState, type_name: str) -> int:
-    made = sum(m.type == type_name and m.state.exists for m in state.machines.values())
-    ordered = (
-        wanted.type == type_name and name not in state.machines
-        for name, wanted in state.wanted.items()
-    )
-    return made + sum(ordered)
 
 
 def find_offers(
