@@ -41,6 +41,7 @@ from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
+from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
 from streams.broker.declaration import WAIT_SECONDS
@@ -161,6 +162,7 @@ async def _build_context(
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
     ledger_space = LedgerSpace(broker)
+    await declaration.wait_for_stream(broker, topology.FLEET)
     fleet = FleetView(broker)
     await fleet.open()
     submitter = Submitter(broker, streams, offload_thread, ledger_space, fleet)
