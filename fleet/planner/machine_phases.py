@@ -6,7 +6,7 @@ from enum import StrEnum, auto
 
 from fleet.planner.fleet_state import FleetState
 from fleet.planner.planner_options import PlannerOptions
-from fleet.planner.slow_machines import SlowMachines
+from fleet.planner.slow_machines import SlowMachines, is_anybody_heard
 from fleet.planner.type_pauses import TypePauses
 from streams.records.fleet.machine_list import Machine, MachineState
 
@@ -15,9 +15,9 @@ class MachinePhase(StrEnum):
     """What can be expected of a wanted machine."""
 
     COMING = auto()  # ordered or booting, in time so far
-    JOINED = auto()  # its worker has been heard with its model warm; it counts until it is gone
+    JOINED = auto()  # its worker has been heard with its model warm
     SLOW = auto()  # it has joined, and does far less than its like
-    OVERDUE = auto()  # its worker should have been heard long ago
+    OVERDUE = auto()  # its worker should have been heard long ago, as others are
     REFUSED = auto()  # it was not to be had
     TAKEN_BACK = auto()  # its provider takes it back, or has
 
@@ -39,23 +39,26 @@ class PhasedMachine:
 
 
 class MachinePhases:
-    """Follows the machines: which have joined ever, and since when each is waited for.
+    """Follows the machines: when each has been heard last, and since when it is waited for.
 
     It keeps nothing else. A new one, after the death of a leader, gives each machine its time to
-    join anew, so that lost beats make nobody overdue.
+    join anew. While no worker at all is heard, none that has joined becomes overdue.
     """
 
     def __init__(self, options: PlannerOptions, pauses: TypePauses) -> None:
         self._options, self._pauses = options, pauses
         self._seen_at: dict[str, float] = {}
-        self._joined: set[str] = set()
+        self._heard_at: dict[str, float] = {}
+        self._is_anybody_heard = False
         self._slow = SlowMachines(options)
 
     def observe(self, state: FleetState, now: float) -> dict[str, list[PhasedMachine]]:
         """Return the wanted machines by model; types that fail are paused, others tried again."""
         self._seen_at = {name: self._seen_at.get(name, now) for name in state.wanted}
-        heard = state.workers.keys() & state.wanted.keys()
-        self._joined = (self._joined | heard) & state.wanted.keys()
+        heard = {name: worker.heard_at for name, worker in state.workers.items()}
+        known = self._heard_at | heard
+        self._heard_at = {name: at for name, at in known.items() if name in state.wanted}
+        self._is_anybody_heard = is_anybody_heard(state, now)
         slow = self._slow.find(state, now)
         found: dict[str, list[PhasedMachine]] = {}
         for machine in self._phased(state, slow, now):
@@ -77,8 +80,9 @@ class MachinePhases:
     ) -> MachinePhase:
         if machine and machine.state in (MachineState.RECLAIMING, MachineState.RECLAIMED):
             return MachinePhase.TAKEN_BACK
-        if name in self._joined:
-            return MachinePhase.JOINED
+        if (heard_at := self._heard_at.get(name)) is not None:
+            is_lost = self._is_anybody_heard and now - heard_at > self._options.lost_seconds
+            return MachinePhase.OVERDUE if is_lost else MachinePhase.JOINED
         if machine and machine.state.is_refused:
             patient = now - machine.changed_at < self._options.refused_seconds
             return MachinePhase.COMING if patient else MachinePhase.REFUSED

@@ -13,7 +13,7 @@ from fleet.planner.planner_options import PlannerOptions
 from fleet.planner.type_offers import TypeStock, choose_cheapest, choose_first
 
 LOST_WORDS = {
-    MachinePhase.OVERDUE: "it has not joined in time",
+    MachinePhase.OVERDUE: "its worker is not heard",
     MachinePhase.REFUSED: "it is not to be had",
     MachinePhase.TAKEN_BACK: "its provider takes it back",
 }

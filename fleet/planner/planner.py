@@ -10,7 +10,7 @@ from fleet.planner.machine_phases import MachinePhases, PhasedMachine
 from fleet.planner.model_planner import ModelPlanner
 from fleet.planner.model_view import ModelChanges, ModelView
 from fleet.planner.planner_options import PlannerOptions
-from fleet.planner.slow_machines import HEARD_SECONDS
+from fleet.planner.slow_machines import is_anybody_heard
 from fleet.planner.type_offers import TypeStock
 from fleet.planner.type_pauses import TypePauses
 
@@ -41,8 +41,9 @@ class Planner:
         self._learned.observe(state)
         self._models = {name: self._planner_of(name) for name in state.models}
         stock, changes = TypeStock.of(state), dict[str, ModelChanges]()
+        is_heard = is_anybody_heard(state, now)
         for name in state.models:
-            view = self._view(state, name, machines, now)
+            view = self._view(state, name, machines, is_heard, now)
             changes[name] = self._models[name].plan(view, stock, now)
         if state.is_paused:
             return FleetDecision(
@@ -58,6 +59,7 @@ class Planner:
         state: FleetState,
         name: str,
         machines: Mapping[str, list[PhasedMachine]],
+        is_heard: bool,
         now: float,
     ) -> ModelView:
         open_types = {
@@ -71,5 +73,5 @@ class Planner:
             state.types,
             open_types,
             [each for each in state.overrides if each.model == name and now < each.expires_at],
-            any(now - worker.heard_at < HEARD_SECONDS for worker in state.workers.values()),
+            is_heard,
         )

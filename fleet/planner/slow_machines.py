@@ -39,16 +39,21 @@ class SlowMachines:
                 self._below_since.pop(name, None)
 
 
+def is_anybody_heard(state: FleetState, now: float) -> bool:
+    """Return True if some worker of the fleet was heard lately."""
+    return any(_is_heard(worker, now) for worker in state.workers.values())
+
+
 def _paces(state: FleetState, now: float) -> dict[tuple[str, str], dict[str, float]]:
     """Pace of each machine that is heard and runs something, by model and type, by id."""
     found = defaultdict[tuple[str, str], dict[str, float]](dict)
     for name, worker in state.workers.items():
         wanted = state.wanted.get(name)
-        if wanted and _can_be_compared(worker, now):
+        if wanted and worker.running > 0 and _is_heard(worker, now):
             pace = worker.tokens_per_second / worker.running
             found[wanted.model, wanted.type][name] = pace
     return found
 
 
-def _can_be_compared(worker: HeardWorker, now: float) -> bool:
-    return worker.running > 0 and now - worker.heard_at < HEARD_SECONDS
+def _is_heard(worker: HeardWorker, now: float) -> bool:
+    return now - worker.heard_at < HEARD_SECONDS

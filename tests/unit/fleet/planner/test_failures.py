@@ -56,17 +56,29 @@ def test_lost_beats_shoot_nothing_down() -> None:
 
 
 def test_lost_beats_shoot_nothing_down_under_a_new_leader() -> None:
-    """It has heard nobody, so it may want others beside them, but ends none."""
+    """It gives each of them its time to join anew."""
     fleet = SmallFleet()
     models = {MODEL: model_of(asked(500.0))}
     fleet.run(200, models)
     before = set(fleet.wanted)
     fleet.silent = set(before)
     fleet.planner = type(fleet.planner)()
-    fleet.run(30, models)
+    fleet.run(60, models)
     assert set(fleet.wanted) == before
+
+
+def test_one_machine_that_is_silent_while_others_are_heard_is_replaced() -> None:
+    """It hangs, though its provider has it: after some minutes it counts no longer."""
+    fleet = SmallFleet({"small": SMALL})
+    models = {MODEL: model_of(asked(300.0))}
+    fleet.run(200, models)
+    lost, count = next(iter(fleet.wanted)), len(fleet.wanted)
+    fleet.silent = {lost}
     fleet.run(300, models)
-    assert set(fleet.wanted) >= before or not before - set(fleet.wanted) - fleet.silent
+    assert lost in fleet.wanted
+    fleet.run(70, models)
+    assert lost not in fleet.wanted
+    assert len(fleet.wanted) == count
 
 
 def test_a_slow_machine_is_replaced_and_ends_after_that() -> None:
