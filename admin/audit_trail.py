@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from admin.caller import Caller
 from admin.fleet.curve_change import CurveChange
-from admin.fleet.fleet_override import FleetOverride
+from admin.fleet.fleet_override import FleetOverride, FleetPause
 from admin.metrics import AUDIT_USED
 from registry.credentials.key_records import Denial, ManagedKey
 from registry.credentials.tenant_accounts import TenantAccount
@@ -50,6 +50,7 @@ _TARGETS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     ServedModels: ("served", attrgetter("on")),
     CurveChange: ("curve", attrgetter("name")),
     FleetOverride: ("fleet", attrgetter("type")),
+    FleetPause: ("fleet", attrgetter("name")),
     TenantAccount: ("account", attrgetter("tenant")),
 }
 _ITSELF = (Caller("admin service"), "", "")

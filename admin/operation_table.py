@@ -252,6 +252,14 @@ class CurveArguments(Arguments):
         return self
 
 
+class FleetPauseArguments(Arguments):
+    """Arguments of `fleet.pause`: for how long; 0 ends a pause."""
+
+    seconds: float = Field(
+        3600, ge=0, le=MAX_OVERRIDE_SECONDS, description="for which nothing is decided; 0: ends it"
+    )
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation; `path` is below `/admin/v1`, and its placeholders are arguments, too.
@@ -432,7 +440,7 @@ OPERATIONS = {
             "/fleet",
             "operator",
             FleetPageArguments,
-            "Show the machine types, and the machines that are wanted or there",
+            "Show the machine types and machines, and what was decided for which reason",
         ),
         Operation(
             "fleet.set",
@@ -457,6 +465,14 @@ OPERATIONS = {
             "operator",
             CurveArguments,
             "Store what machines of a type do with a model version",
+        ),
+        Operation(
+            "fleet.pause",
+            "POST",
+            "/fleet/pause",
+            "operator",
+            FleetPauseArguments,
+            "Decide nothing about machines for a time",
         ),
         Operation("keys.list", "GET", "/keys", "operator", PageArguments, "List the managed keys"),
         Operation(

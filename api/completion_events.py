@@ -27,6 +27,14 @@ def encode_event(body: JsonBody) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
+def encode_waking(phase: str, seconds_left: float | None) -> bytes:
+    """Return the comment that tells how far the first worker of a model is.
+
+    Comments are read by no client of OpenAI or Anthropic.
+    """
+    return b": waking " + orjson.dumps({"phase": phase, "seconds_left": seconds_left}) + b"\n\n"
+
+
 class AnswerEvents(Protocol):
     """Encodes the server-sent events of one choice, as one endpoint has them.
 

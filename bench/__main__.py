@@ -27,6 +27,7 @@ from bench import (
     meter_cost,
     pipeline_cost,
     quota_cost,
+    scale_to_zero,
     throughput_share,
 )
 from bench.autoscaling import autoscaling_cost, plan_time
@@ -38,7 +39,7 @@ NEED_DYNAMO = "front_ends", "failures"
 # Up to 10,000 sockets, or minutes of requests, and goals that were reached
 SETTLED = (
     *("idle", "unread", "cancels", "ledger", "ledger-undisturbed", "accounts", "append", "jobs"),
-    "capacity",
+    *("capacity", "zero"),
 )
 BY_NAME_ONLY = NEED_TRACES + NEED_DYNAMO + SETTLED
 MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
@@ -60,6 +61,8 @@ MEASUREMENTS: dict[str, Callable[[int, float], None]] = {
     "jobs": batches.measure,
     "capacity": capacity_forecast.measure,
     "jobs-killed": killed_batch.measure,
+    "zero": scale_to_zero.measure_wakes,
+    "zero-killed": scale_to_zero.measure_killed,
     "meter": meter_cost.measure,
     "key-checks": key_check_cost.measure,
     "revocation": revocation.measure,

@@ -29,6 +29,7 @@ from dispatcher.estimate.ttl_set import TtlSet
 from dispatcher.queueing.fair_queue import service_tokens
 from dispatcher.queueing.tenant_queues import QueuedRequest
 from dispatcher.reconcile import dead_letters
+from dispatcher.reconcile.departed_consumers import DepartedConsumers
 from dispatcher.reconcile.in_flight_requests import InFlightReconciler
 from dispatcher.reconcile.leader_failover import CHECKPOINT_SECONDS, LeaderFailover
 from dispatcher.reconcile.queued_requests import IndexLost, QueuedReconciler
@@ -94,6 +95,7 @@ class ModelDispatcher:
             broker, self.state, self._terminals, self._dispatch_loop
         )
         self._in_flight_reconciler = InFlightReconciler(broker, self.state, shards)
+        self._departed_consumers = DepartedConsumers(broker, self.state)
         self._failover = LeaderFailover(broker, self.state)
 
     async def run(self) -> None:
@@ -205,6 +207,7 @@ class ModelDispatcher:
     def _remove_drained_worker(self, beat: Heartbeat) -> None:
         """Remove a worker of a version at its own word: it has finished or handed over its work."""
         if self.state.fleet.last_heartbeat(beat.worker, beat.version):
+            self._departed_consumers.add(beat.worker, beat.version)
             self.state.remove_worker(beat.worker, beat.version)
             log.info(
                 "worker_drained",
@@ -225,6 +228,7 @@ class ModelDispatcher:
 
     async def _handle_dead_worker(self, worker: str) -> None:
         """Have the broker deliver again what a dead worker held."""
+        self._departed_consumers.add(worker)
         held = self.state.remove_worker(worker)
         for reply in held:
             await self._broker.publish(reply, b"-NAK")
@@ -363,6 +367,7 @@ class ModelDispatcher:
     async def _reconcile(self, consumer: str) -> None:
         await self._in_flight_reconciler.reconcile()
         await self._queued_reconciler.reconcile(consumer)
+        await self._departed_consumers.remove()
         self._apply_tenant_settings()
         observe_oldest(self.state, self._clock.now())
         observe_submissions(self.model, self._submissions.of_model(self.model))

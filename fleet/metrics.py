@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import REGISTRY, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -17,6 +17,9 @@ CURVE_FACTOR = Gauge(
     "millstream_fleet_curve_factor",
     "By how much longer requests take on live workers than was measured.",
     ["model", "version", "type"],
+)
+PLAN_CHANGES = Counter(
+    "millstream_fleet_plan_changes", "Machines that the plan has started and ended.", ["action"]
 )
 _PRIORITIES = frozenset(map(str, Priority))
 

@@ -7,6 +7,7 @@ import nats.errors
 import structlog
 
 from fleet.metrics import LEADING
+from fleet.plan_keeper import PlanKeeper
 from fleet.settings import FleetSettings
 from fleet.signal_collector import SignalCollector
 from registry.store import Registry
@@ -69,15 +70,20 @@ async def _run(
     while True:
         await lease.gained.wait()
         collector = SignalCollector(broker, registry, streams, settings.signal_window_seconds)
-        await lease.run_while_held(_lead(collector))
+        await lease.run_while_held(_lead(collector, PlanKeeper(broker, registry, collector)))
 
 
-async def _lead(collector: SignalCollector) -> None:
-    """Collect signals until cancelled; returns after `PAUSE_SECONDS` if the broker interrupts."""
+async def _lead(collector: SignalCollector, keeper: PlanKeeper) -> None:
+    """Collect signals and keep the plan until cancelled.
+
+    Returns after `PAUSE_SECONDS` if the broker interrupts.
+    """
     try:
-        await collector.run()
-    except (MillstreamError, StoreRefused, nats.errors.Error) as error:
-        log.warning("fleet_interrupted", reason=str(error))
-    except Exception:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(collector.run(), name="signals")
+            tasks.create_task(keeper.run(), name="plan")
+    except* (MillstreamError, StoreRefused, nats.errors.Error) as group:
+        log.warning("fleet_interrupted", reason="; ".join(map(str, group.exceptions)))
+    except* Exception:
         log.exception("fleet_broke")
     await asyncio.sleep(PAUSE_SECONDS)

@@ -1,6 +1,7 @@
 """Collects the fleet's signals while this process leads, and answers those who ask for them."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import structlog
@@ -19,7 +20,7 @@ from streams.coordination.gateway_beats import InvalidGatewayBeat, parse_gateway
 from streams.coordination.heartbeats import InvalidHeartbeat, parse_heartbeat
 from streams.coordination.pressure_reports import InvalidPressure, parse_pressure
 from streams.errors import BrokerUnavailable, StorageFull
-from streams.messages import RefusalCounts
+from streams.messages import Heartbeat, Pressure, RefusalCounts
 from streams.records.ledger_checks import ForgedRecord, unpack_stored_record
 
 log = structlog.get_logger()
@@ -39,8 +40,11 @@ class SignalCollector:
         self, broker: Broker, registry: Registry, streams: StreamMonitor, window_seconds: int
     ) -> None:
         self._broker, self._registry, self._streams = broker, registry, streams
-        self._window = SignalWindow(window_seconds)
         self._curves = LiveCurves(broker)
+        self.window = SignalWindow(window_seconds)
+        self.collected = asyncio.Event()  # set once the ledger is read
+        # Called with each load report and heartbeat, in the order in which they are heard
+        self.on_heard: Callable[[Pressure | Heartbeat], None] = lambda _: None
         # The second in which the window begins counts as a whole
         self._ledger = LedgerReader(broker, int(broker.clock.now()) - window_seconds)
         self._report: SignalReport | None = None
@@ -59,7 +63,8 @@ class SignalCollector:
             self._make_report()
             await self._subscribe(stack, subjects.SIGNALS_REPORT, self._on_question)
             stack.callback(_clear_metrics)
-            log.info("signals_collected", window_seconds=self._window.window_seconds)
+            self.collected.set()
+            log.info("signals_collected", window_seconds=self.window.window_seconds)
             while True:
                 await asyncio.sleep(REPORT_SECONDS)
                 await self._refresh()
@@ -102,16 +107,19 @@ class SignalCollector:
         try:
             if subjects.is_ledger(message.subject):
                 record = unpack_stored_record(message.subject, message.data)
-                self._window.add_record(record, stored_at(message))
+                self.window.add_record(record, stored_at(message))
             elif subjects.is_outcome(message.subject):
                 refusals = RefusalCounts.unpack(message.data)
-                self._window.add_refusals(refusals, stored_at(message))
+                self.window.add_refusals(refusals, stored_at(message))
         except (ForgedRecord, ValueError, TypeError) as error:
             log.error("ledger_record_unreadable", seq=message.seq, reason=str(error))
 
+    def measure(self) -> SignalReport:
+        """Return what is known now."""
+        return self.window.report(self._broker.clock.now(), self._goals)
+
     def _make_report(self) -> SignalReport:
-        report = self._window.report(self._broker.clock.now(), self._goals)
-        self._report = SIGNALS.report = report
+        report = self._report = SIGNALS.report = self.measure()
         LEDGER_BEHIND.set(0)
         return report
 
@@ -136,7 +144,8 @@ class SignalCollector:
         except InvalidPressure as error:
             log.warning("pressure_ignored", subject=msg.subject, reason=str(error))
             return
-        self._window.add_pressure(pressure, self._broker.clock.now())
+        self.window.add_pressure(pressure, self._broker.clock.now())
+        self.on_heard(pressure)
 
     async def _on_heartbeat(self, msg: Msg) -> None:
         try:
@@ -145,8 +154,9 @@ class SignalCollector:
             log.warning("heartbeat_ignored", subject=msg.subject, reason=str(error))
             return
         now = self._broker.clock.now()
-        self._window.add_heartbeat(beat, now)
+        self.window.add_heartbeat(beat, now)
         self._curves.add_heartbeat(beat, now)
+        self.on_heard(beat)
 
     async def _on_gateway_beat(self, msg: Msg) -> None:
         try:
@@ -154,7 +164,7 @@ class SignalCollector:
         except InvalidGatewayBeat as error:
             log.warning("gateway_beat_ignored", subject=msg.subject, reason=str(error))
             return
-        self._window.add_gateway_beat(beat, self._broker.clock.now())
+        self.window.add_gateway_beat(beat, self._broker.clock.now())
 
     async def _on_question(self, msg: Msg) -> None:
         assert self._report

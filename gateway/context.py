@@ -17,6 +17,7 @@ from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from api.wrong_keys import WrongKeyLimiter
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.fleet_view import FleetView
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.preparation_meter import PreparationMeter
 from gateway.admission.producer_requests import ProducerRequests
@@ -83,6 +84,7 @@ class GatewayContext:
     response_space: ResponseSpace
     webhook_endpoints: EndpointStore
     deliveries: DeliveryStore
+    fleet: FleetView
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     transfer_slots: TransferSlots = field(default_factory=TransferSlots)
     wrong_keys: WrongKeyLimiter = field(default_factory=WrongKeyLimiter)
@@ -159,7 +161,7 @@ class GatewayContext:
         """The conditions under which this gateway is ready, by name; each is cheap to call."""
         return {
             "nats": lambda: self.broker.is_connected,
-            "workers": lambda: self.has_had_workers,
+            "workers": lambda: self.has_had_workers or self.fleet.is_there,
             "streams": lambda: not self.streams.unusable,
             "accepting": lambda: not self.draining.is_set(),
         }
@@ -171,6 +173,10 @@ class GatewayContext:
         Requests that come while there is no worker wait in a queue.
         """
         return self.submitter.has_had_workers
+
+    def is_asleep(self, model: str) -> bool:
+        """Return True if a model has no worker, and the fleet starts one when it is asked for."""
+        return not self.submitter.worker_count(model) and self.fleet.cold_start(model) is not None
 
     @property
     def worker_counts(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ from api.submission.response_space import ResponseSpace
 from api.submission.validation import SubmissionValidator
 from api.tokenizer import TokenizerCache
 from gateway.admission.client_requests import ClientRequests
+from gateway.admission.fleet_view import FleetView
 from gateway.admission.offload_thread import OffloadThread
 from gateway.admission.preparation_meter import PreparationMeter
 from gateway.admission.producer_requests import ProducerRequests
@@ -40,6 +41,7 @@ from registry.price_book import PriceBook
 from registry.store import Registry
 from registry.tenants import Tenants
 from streams import topology
+from streams.broker import declaration
 from streams.broker.broker_client import Broker, connect
 from streams.broker.clock_sync import sync_clock
 from streams.broker.declaration import WAIT_SECONDS
@@ -161,7 +163,10 @@ async def _build_context(
     offload_thread = OffloadThread()
     stack.callback(offload_thread.close)
     ledger_space = LedgerSpace(broker)
-    submitter = Submitter(broker, streams, offload_thread, ledger_space)
+    await declaration.wait_for_stream(broker, topology.FLEET)
+    fleet = FleetView(broker)
+    await fleet.open()
+    submitter = Submitter(broker, streams, offload_thread, ledger_space, fleet)
     await submitter.open()
     context = GatewayContext(
         settings,
@@ -190,6 +195,7 @@ async def _build_context(
         ResponseSpace(broker, BatchStore(broker)),
         EndpointStore(broker),
         DeliveryStore(broker),
+        fleet,
     )
     for records in (tenants, keys):  # after the authenticator, which must have noticed the change
         records.on_change(context.principal_watches.check_all)
@@ -229,6 +235,7 @@ async def _serve(
         background = [
             tasks.create_task(beats.run(), name="beats"),
             tasks.create_task(context.ledger_space.run(), name="ledger"),
+            tasks.create_task(context.fleet.run(), name="fleet"),
             tasks.create_task(context.response_space.run(), name="results"),
             tasks.create_task(context.refusals.run(), name="refusals"),
             tasks.create_task(context.rollups.run(), name="rollups"),

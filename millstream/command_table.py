@@ -85,7 +85,7 @@ COMMANDS = (
     ),
     Command(
         "fleet",
-        "tell how many workers and gateways are needed, from their signals",
+        "decide which machines there are to be, by what is asked for",
         "fleet.settings:FleetSettings",
         "fleet.service:run",
     ),
@@ -136,6 +136,36 @@ COMMANDS = (
         "compute how many workers a rate of requests needs, and what they cost",
         "millstream.curves.plan_settings:PlanSettings",
         "millstream.curves.plan:run",
+    ),
+    Command(
+        "fleet pause",
+        "decide nothing about machines for a time",
+        "millstream.fleet.machine_settings:FleetPauseSettings",
+        "millstream.fleet.machine_commands:pause",
+    ),
+    Command(
+        "fleet resume",
+        "decide about machines again",
+        "millstream.fleet.machine_settings:FleetResumeSettings",
+        "millstream.fleet.machine_commands:resume",
+    ),
+    Command(
+        "fleet status",
+        "show what is wanted for each model, and why",
+        "millstream.fleet.machine_settings:StatusSettings",
+        "millstream.fleet.plan_commands:show_status",
+    ),
+    Command(
+        "fleet plan",
+        "list the last changes of the plan, with their reasons",
+        "millstream.fleet.machine_settings:PlanSettings",
+        "millstream.fleet.plan_commands:show_plan",
+    ),
+    Command(
+        "fleet why",
+        "explain why a model has the machines that it has",
+        "millstream.fleet.machine_settings:FleetWhySettings",
+        "millstream.fleet.plan_commands:explain_model",
     ),
     Command(
         "worker",

@@ -556,7 +556,9 @@ class Pressure:
     tenants with queued requests that wait longest. `seconds_per_token` is how much each reserved
     token ahead of a request adds to its wait, beyond the first `room_tokens`, which are admitted at
     once. `arrived` counts by priority what was queued since this leader began: requests, their
-    prompt tokens, and the most tokens that they may generate.
+    prompt tokens, and the most tokens that they may generate. `queued_tokens` are, by priority,
+    prompt tokens and the most output of what is queued. `earliest_deadline` is that of what
+    is queued, in epoch milliseconds; 0 if nothing is.
     """
 
     model: str
@@ -570,6 +572,8 @@ class Pressure:
     uncertainty: float = 0.0  # one standard deviation of the waits, as a share of them
     room_tokens: dict[str, float] = field(default_factory=dict)  # by priority
     arrived: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    earliest_deadline: int = 0
+    queued_tokens: dict[str, int] = field(default_factory=dict)
 
     def estimated_wait(self, tenant: str, priority: str) -> float | None:
         """Return the estimated seconds that a tenant's next request would wait; None if unknown."""

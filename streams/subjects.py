@@ -23,9 +23,12 @@ _LEDGER, _WORKER_TIME = f"{PREFIX}.ledger.", f"{PREFIX}.worker_time."
 _OUTCOME = f"{PREFIX}.outcome."
 _COST_ROLLUP = f"{PREFIX}.rollup._costs."  # `_costs` is no tenant's name
 FLEET_PLAN, FLEET_MACHINES = "$KV.fleet.plan", "$KV.fleet.machines"
+FLEET_ORDERS = "$KV.fleet.orders"
 FLEET_PLAN_CHANGED = f"{PREFIX}.changed.fleet.plan"
 ALL_CURVES = "$KV.curves.*.*.*.*"
 MEASURED_CURVES, LIVE_CURVES = "$KV.curves.measured.*.*.*", "$KV.curves.live.*.*.*"
+FLEET_MACHINES_CHANGED = f"{PREFIX}.changed.fleet.machines"
+FLEET_ORDERS_CHANGED = f"{PREFIX}.changed.fleet.orders"
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 # A subject with an escaped model and version must be well below the broker's `max_control_line`
 _MAX_ESCAPED = 1024
@@ -412,6 +415,14 @@ def pressure(model: str) -> str:
     return f"{PREFIX}.pressure.{escape(model)}"
 
 
+def waking(model: str) -> str:
+    """Return the subject on which the fleet tells how far the wake of a model is (`Waking`).
+
+    Raises `InvalidToken` for a name that cannot be part of a subject.
+    """
+    return f"{PREFIX}.waking.{escape(model)}"
+
+
 def ledger(tenant: str, model: str) -> str:
     """Return the subject on which the usage records of one tenant and model are stored.
 
@@ -715,6 +726,7 @@ ALL_READERS = f"{PREFIX}.reader.>"
 ALL_SUBMISSIONS = f"{PREFIX}.submit.>"
 ALL_PRESSURE = f"{PREFIX}.pressure.>"
 ALL_HEARTBEATS = f"{PREFIX}.fleet.*.*"
+ALL_WAKING = f"{PREFIX}.waking.*"
 ALL_GATEWAYS = f"{PREFIX}.gateway.*"
 SIGNALS_REPORT = f"{PREFIX}.signals"  # asks the fleet service's leader for the signals
 ALL_RESERVATIONS = f"{PREFIX}.reservation.*"

@@ -1,4 +1,4 @@
-"""An operator's override: a number of machines of one type for one model, with an end. Pure."""
+"""What operators order of the fleet, as the audit log has it. Pure."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -12,3 +12,15 @@ class FleetOverride(BaseModel):
     model: str
     count: int
     expires_at: float
+
+
+class FleetPause(BaseModel):
+    """That nothing is decided until `until` (epoch seconds), which is past at the end of a pause.
+
+    There is one for the whole fleet, whose `name` is always the same.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str = "pause"
+    until: float

@@ -75,6 +75,7 @@ from millstream_client.records import (
     Started,
     Timing,
     Usage,
+    Waking,
 )
 from millstream_client.request_handle import Stream
 
@@ -134,5 +135,6 @@ __all__ = [
     "UpstreamFailed",
     "UpstreamRefused",
     "Usage",
+    "Waking",
     "WorkLost",
 ]

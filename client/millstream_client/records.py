@@ -59,6 +59,18 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Waking:
+    """The request waits for the first worker of its model, which is on its way.
+
+    `phase` is `ordered`, `booting` or `loading`; `seconds_left` is the time until the worker is
+    ready, from when this came; None if nobody can say.
+    """
+
+    phase: str
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """The token counts of a request, by which it is billed."""
 
@@ -140,7 +152,7 @@ class Classifications:
 
 
 Frame = Mapping[str, Any]
-R = TypeVar("R", Started, Usage, Timing, Classification)
+R = TypeVar("R", Started, Waking, Usage, Timing, Classification)
 
 
 def build_record(record: type[R], frame: Frame) -> R:

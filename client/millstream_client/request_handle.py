@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from millstream_client.errors import DeadlineExceeded, MillstreamError
-from millstream_client.records import Chunk, Done, Result, Started
+from millstream_client.records import Chunk, Done, Result, Started, Waking
 from millstream_client.request_state import RequestState
 from millstream_client.session import Session
 
@@ -39,6 +39,14 @@ class RequestHandle:
         None until a worker has begun the request.
         """
         return self._state.started
+
+    @property
+    def waking(self) -> Waking | None:
+        """How far the first worker of the request's model is; None unless the request waits for it.
+
+        It changes with the phase, or when the expected time has moved by more than a second.
+        """
+        return self._state.waking
 
     async def __aenter__(self) -> Self:
         """Send the request and return once it is stored durably. Raises its error if it fails."""

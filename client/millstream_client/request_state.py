@@ -9,7 +9,7 @@ from typing import Any
 
 from millstream_client import records
 from millstream_client.errors import Cancelled, LogLost, MillstreamError, error_of
-from millstream_client.records import Chunk, Done, Frame, Result, Started
+from millstream_client.records import Chunk, Done, Frame, Result, Started, Waking
 
 BUFFER_BYTES = 256 * 1024  # of frames buffered for the reader of one request
 
@@ -29,6 +29,7 @@ class RequestState:
         self.request_frame, self.on_change = frame, on_change
         self.request_id: str | None = None
         self.started: Started | None = None
+        self.waking: Waking | None = None
         self.outcome: Done | Result | MillstreamError | None = None
         self.cancel_requested = False
         self.is_behind = False
@@ -116,8 +117,10 @@ class RequestState:
         match frame["type"]:
             case "accepted":
                 self._receive_accepted(frame["request_id"])
+            case "waking":
+                self.waking = records.build_record(Waking, frame)
             case "started":
-                self.started = records.build_record(Started, frame)
+                self.waking, self.started = None, records.build_record(Started, frame)
             case "chunk":
                 self._receive_chunk(records.parse_chunk(frame), size)
             case "done":

@@ -283,6 +283,10 @@ class ModelState:
             self.prefix_router.avoid(work.worker, self._now)
         return found
 
+    def has_placed(self, worker: str, version: str) -> bool:
+        """Return True if a request lies in WORK that was placed on a worker."""
+        return self._placed.has_any(worker, version)
+
     def _release_room(self, flight: InFlightRequest) -> None:
         self.fleet.release(flight.version, flight.work_priority, flight.cost, flight.worker)
 

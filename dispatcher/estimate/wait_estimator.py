@@ -137,6 +137,8 @@ class WaitEstimator:
             self.service_rate.uncertainty,
             room,
             {str(priority): queue.count_arrived(priority) for priority in Priority},
+            queue.earliest_deadline,
+            {str(priority): queue.count_queued(priority)[1] for priority in Priority},
         )
 
     def _tokens_ahead(

@@ -258,6 +258,13 @@ class FairQueue:
             self.remove(item.request_id)
         return found
 
+    @property
+    def earliest_deadline(self) -> int:
+        """The earliest deadline of a queued request, in epoch milliseconds; 0 if none is queued."""
+        while self._deadlines and self._deadlines[0][1] not in self._items:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else 0
+
     def pop_expired(self, now: float) -> list[QueuedRequest]:
         """Remove and return the requests whose deadline is not after `now`; an empty list if none.
 

@@ -6,5 +6,6 @@ in_flight_requests       compares WORK with what is in flight: adopts, ends, rem
 queued_requests          compares REQUESTS with what is queued: has the index delivered again
 stuck_consumer_detector  notices a consumer that delivers nothing (pure)
 requeuer                 takes work back from a worker that does not pull it
+departed_consumers       removes the consumers of workers that have left
 dead_letters             ends and keeps what has used up its deliveries
 """

@@ -109,6 +109,10 @@ class PlacedRequests:
             if not flights:
                 del self._placed[address]
 
+    def has_any(self, worker: str, version: str) -> bool:
+        """Return True if a request lies in WORK that was placed on a worker."""
+        return (worker, version) in self._placed
+
     def find_stranded(self, fleet: Fleet, now: float) -> list[StrandedWork]:
         """Return the requests to take back, one entry per worker and version; empty if none.
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from fleet.signals.arrival_rates import ArrivalRates
+from fleet.signals.arrival_rates import AcceptedRate, ArrivalRates
 from fleet.signals.gateway_loads import GatewayLoads
 from fleet.signals.ledger_window import LedgerWindow, ModelPriority, PriorityCounts
 from fleet.signals.signal_report import GoalCounts, ModelSignals, PrioritySignals, SignalReport
@@ -15,6 +15,7 @@ from streams.subjects import Priority
 MIN_WINDOW_SECONDS = 10
 # Within less than the broker takes to recognise a second record of a request, none is counted twice
 MAX_WINDOW_SECONDS = 600
+RECENT_SECONDS = 10  # over which arrivals are averaged for plans: a longer mean hides bursts
 PRESSURE_SECONDS = 5.0  # an older report of a dispatcher says nothing any more
 Goals = Mapping[str, Collection[str]]  # by model, the priorities that have a goal
 
@@ -30,6 +31,7 @@ class SignalWindow:
         self.window_seconds = window_seconds
         self._ledger = LedgerWindow(window_seconds)
         self._arrivals: dict[str, ArrivalRates] = {}
+        self._recent_arrivals: dict[str, ArrivalRates] = {}
         self._workers = defaultdict[str, WorkerPools](WorkerPools)
         self._gateways = GatewayLoads(window_seconds)
 
@@ -43,10 +45,14 @@ class SignalWindow:
 
     def add_pressure(self, pressure: Pressure, now: float) -> None:
         """Take a load report of a model's dispatcher."""
-        if known := self._arrivals.get(pressure.model):
-            known.record(pressure, now)
-        else:
-            self._arrivals[pressure.model] = ArrivalRates(pressure, now, self.window_seconds)
+        for arrivals, seconds in (
+            (self._arrivals, self.window_seconds),
+            (self._recent_arrivals, RECENT_SECONDS),
+        ):
+            if known := arrivals.get(pressure.model):
+                known.record(pressure, now)
+            else:
+                arrivals[pressure.model] = ArrivalRates(pressure, now, seconds)
 
     def add_heartbeat(self, beat: Heartbeat, now: float) -> None:
         """Take a heartbeat of a worker."""
@@ -55,6 +61,19 @@ class SignalWindow:
     def add_gateway_beat(self, beat: GatewayBeat, now: float) -> None:
         """Take a beat of a gateway."""
         self._gateways.record(beat, now)
+
+    def pressure(self, model: str) -> Pressure | None:
+        """Return the last load report of a model's dispatcher; None if there is none of late."""
+        return self._arrivals[model].pressure if model in self._arrivals else None
+
+    def recent_rate(self, model: str, priority: str) -> AcceptedRate | None:
+        """Return what arrived of a priority in the last `RECENT_SECONDS`; None if it is unknown."""
+        arrivals = self._recent_arrivals.get(model)
+        return arrivals.rate(priority) if arrivals else None
+
+    def heartbeats(self) -> list[tuple[Heartbeat, float]]:
+        """Return the last heartbeat of each worker and version, with the time it was heard."""
+        return [each for pools in self._workers.values() for each in pools.heartbeats()]
 
     def report(self, now: float, goals: Goals) -> SignalReport:
         """Return what is known at `now`, and forget what is over.
@@ -86,7 +105,7 @@ class SignalWindow:
             del self._workers[model]
         old = [m for m, each in self._arrivals.items() if now - each.heard_at > PRESSURE_SECONDS]
         for model in old:
-            del self._arrivals[model]
+            del self._arrivals[model], self._recent_arrivals[model]
 
     def _measure_model(
         self, model: str, goals: Collection[str], counted: Iterable[str]

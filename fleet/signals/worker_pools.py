@@ -36,6 +36,10 @@ class WorkerPools:
     def __len__(self) -> int:
         return len(self._beats)
 
+    def heartbeats(self) -> list[tuple[Heartbeat, float]]:
+        """Return the last heartbeat of each worker and version, with the time it was heard."""
+        return list(self._beats.values())
+
     def measure(self) -> list[PoolSignals]:
         """Return the pools, by version and type."""
         beats = sorted((beat for beat, _ in self._beats.values()), key=_pool_key)

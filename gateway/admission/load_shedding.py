@@ -6,7 +6,7 @@ then are added to it.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from registry.models import LatencyGoals
 from streams.errors import NoWorkers, Overloaded, TenantBacklog
@@ -86,17 +86,24 @@ class LoadShedder:
             lane for lane in self._refusing_lanes if pressure.estimated_wait(*lane)
         }
 
-    def admit(self, target: LatencyTarget, now: float) -> float | None:
+    def admit(
+        self, target: LatencyTarget, now: float, seconds_to_worker: float | None = None
+    ) -> float | None:
         """Admit a request, count its tokens, and return its estimated wait in seconds.
 
         None means that the wait is not known, because no report is less than 2 s old or the report
-        does not say; the request is admitted then. Raises `NoWorkers` if no worker has served the
-        model for `NO_WORKER_GRACE_SECONDS`. If the request could not be in time, raises
+        does not say; the request is admitted then. `seconds_to_worker` is when the fleet has a
+        worker for a model without one; None if it does not wake the model. Raises `NoWorkers` if
+        that is too late for the deadline, or if no worker has served the model for
+        `NO_WORKER_GRACE_SECONDS` and none is woken. If the request could not be in time, raises
         `TenantBacklog` if only its tenant's own queued requests are the reason, else `Overloaded`.
         """
         pressure = self._pressure
         if pressure is None or now - self._pressure_at > MAX_PRESSURE_AGE_SECONDS:
             return None
+        if not pressure.workers and seconds_to_worker is not None:
+            _check_cold_start(pressure, target, seconds_to_worker)
+            return seconds_to_worker
         if not pressure.workers and pressure.unmanned_seconds >= NO_WORKER_GRACE_SECONDS:
             raise _no_workers_error(pressure)
         wait = self._estimate_wait(
@@ -166,6 +173,23 @@ def _more_urgent(priority: Priority) -> list[Priority]:
 def _no_workers_error(pressure: Pressure) -> NoWorkers:
     message = f"no worker has served {pressure.model!r} for {pressure.unmanned_seconds:.0f} s"
     return NoWorkers(message, NO_WORKER_RETRY_SECONDS)
+
+
+def _check_cold_start(pressure: Pressure, target: LatencyTarget, seconds: float) -> None:
+    """Raise `NoWorkers` if a model's first worker is there too late for the deadline.
+
+    A goal for the first token refuses nothing: at zero no request could keep it, and none would
+    ever wake the model.
+    """
+    without_goal = replace(target, goal_seconds=None)
+    max_wait, limit_name = without_goal.max_wait(pressure.compute or ServiceTime())
+    if seconds > max_wait:
+        raise NoWorkers(
+            f"{pressure.model!r} rests without workers, and its first one is ready in "
+            f"{seconds:.1f} s, which is too late for {limit_name}: give a later deadline, or ask "
+            "again when it is awake",
+            max(1.0, seconds),
+        )
 
 
 def first_token_goal_seconds(

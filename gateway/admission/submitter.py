@@ -14,6 +14,7 @@ from api.submission.ledger_space import LedgerSpace
 from api.submission.open_reservations import Reservation
 from api.submission.quotas import Quotas
 from api.submission.validation import ValidatedRequest
+from gateway.admission.fleet_view import FleetView
 from gateway.admission.idempotency import IdempotencyRecord, IdempotencyStore
 from gateway.admission.load_shedding import (
     LatencyTarget,
@@ -83,8 +84,9 @@ class Submitter:
         streams: StreamMonitor,
         offload_thread: OffloadThread,
         ledger_space: LedgerSpace,
+        fleet: FleetView,
     ) -> None:
-        self._broker, self._streams = broker, streams
+        self._broker, self._streams, self._fleet = broker, streams, fleet
         self._ledger_space = ledger_space
         self._offload_thread = offload_thread
         self._idempotency = IdempotencyStore(broker)
@@ -165,8 +167,9 @@ class Submitter:
         if self._streams.unusable:
             raise Overloaded(_UNUSABLE, _UNUSABLE_RETRY_SECONDS)
         self._ledger_space.check()
-        wait = self._load_shedders[validated.model.name].admit(
-            _latency_target(validated), time.monotonic()
+        model = validated.model.name
+        wait = self._load_shedders[model].admit(
+            _latency_target(validated), time.monotonic(), self._fleet.seconds_to_worker(model)
         )
         expiry_seconds = validated.deadline_seconds + EXPIRY_MARGIN_SECONDS
         reservation = await self.quotas.reserve(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -54,9 +54,20 @@ async def serve(
     ) as fanout:
         if not body.stream:
             return await _respond_whole(answer_format, fanout, body)
-        await fanout.await_first_output()
-        await CompletionStream(answer_format, fanout, body, send, had).run()
+        model = fanout.ticket.model.name
+        is_asleep = context.is_asleep(model)
+        if not is_asleep:
+            await fanout.await_first_output()
+        stream = CompletionStream(answer_format, fanout, body, send, had)
+        await stream.run(_follow_wake(context, model) if is_asleep else None)
         return None
+
+
+async def _follow_wake(context: GatewayContext, model: str) -> AsyncIterator[bytes]:
+    """Yield how far the wake of a model is, as comments of a stream of server-sent events."""
+    async for waking in context.fleet.follow(model):
+        left = waking.seconds_left(context.broker.clock.now())
+        yield completion_events.encode_waking(waking.phase, left)
 
 
 def _position_of_client(
@@ -127,7 +138,7 @@ class CompletionStream:
     ) -> None:
         self._request, self._body, self._send = fanout, body, send
         self._ends: dict[int, Record] = {}
-        self._is_silent = True
+        self._is_silent, self._has_started = True, False
         had = had or StreamPosition(int(time.time()), (ChoicePosition(),) * len(fanout.tickets))
         self._created, self._numbering = had.created, EventNumbering(had)
         self._events = [
@@ -143,8 +154,10 @@ class CompletionStream:
         head = AnswerHead(request_id, self._created, ticket.prompt_tokens, index)
         return answer_format.start_events(self._body, parser, head)
 
-    async def run(self) -> None:
+    async def run(self, comments: AsyncIterator[bytes] | None = None) -> None:
         """Send the headers and all events, and return when the stream has ended.
+
+        `comments` are sent as they come until a worker has begun.
 
         An error of the request is sent as the last event and not raised, since the headers are out.
         Raises `ClientGone` if the client leaves.
@@ -155,9 +168,12 @@ class CompletionStream:
         has_left = False
         try:
             async with asyncio.TaskGroup() as tasks:
-                pinging = tasks.create_task(self._ping(), name="ping")
+                beside = [tasks.create_task(self._ping(), name="ping")]
+                if comments:
+                    beside.append(tasks.create_task(self._send_comments(comments), name="wake"))
                 await self._send_records()
-                pinging.cancel()
+                for task in beside:
+                    task.cancel()
         except* ClientGone:
             has_left = True
         if has_left:
@@ -169,6 +185,12 @@ class CompletionStream:
                 pass
         except Ended as error:
             await self._write(self._events[0].failure(error), last=True)
+
+    async def _send_comments(self, comments: AsyncIterator[bytes]) -> None:
+        async for comment in comments:
+            if self._has_started:
+                return
+            await self._write(comment)
 
     async def _ping(self) -> None:
         # A timeout around each wait for a record would cost a tenth of the stream's whole work
@@ -189,6 +211,8 @@ class CompletionStream:
     def _encode_record(self, record: Record) -> bytes:
         choice = record["choice"]
         events = self._events[choice]
+        if record["type"] == "started":
+            self._has_started = True
         if record["type"] == "chunk":
             return b"".join(
                 self._numbering.output(

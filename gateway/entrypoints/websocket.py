@@ -37,6 +37,7 @@ from streams.errors import (
     Refused,
     RequestNotFound,
 )
+from streams.records.fleet.waking import Waking
 
 log = structlog.get_logger()
 
@@ -129,12 +130,13 @@ class WebSocketConnection:
     async def serve(self, receive: Receive) -> None:
         """Read and write until the client leaves, or is closed by a drain or a revoked key."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(self._write_all(), name="write")
-                ending = tasks.create_task(self._end_when_draining(), name="end")
-                await self._read_frames(receive, tasks)
-                writing.cancel()
-                ending.cancel()
+            with self._context.fleet.listening("", self._on_waking):
+                async with asyncio.TaskGroup() as tasks:
+                    writing = tasks.create_task(self._write_all(), name="write")
+                    ending = tasks.create_task(self._end_when_draining(), name="end")
+                    await self._read_frames(receive, tasks)
+                    writing.cancel()
+                    ending.cancel()
         except* OSError:
             pass  # the client is gone: uvicorn raises this while we write
         finally:
@@ -214,6 +216,7 @@ class WebSocketConnection:
                 validated, sink, frame.idempotency_key
             )
             metrics = RequestMetrics(tenant.name, ticket.model.name, submission.priority, arrived)
+            request.waiting_for_model = ticket.model.name
             self._accept_request(request, ticket.subscription, metrics, ticket.admit_ms)
 
     async def _resume(self, request: WebSocketReply, frame: ResumeFrame) -> None:
@@ -249,6 +252,10 @@ class WebSocketConnection:
         admit_ms: float,
     ) -> None:
         request.accept(subscription, metrics, admit_ms)
+        model = request.waiting_for_model
+        is_asleep = model is not None and self._context.is_asleep(model)
+        if is_asleep and (waking := self._context.fleet.waking(model or "")):
+            request.send_waking(waking, self._context.broker.clock.now())
         self._context.relay.unpause(subscription)
         if request.is_ended:
             self._close_request(request)
@@ -290,6 +297,13 @@ class WebSocketConnection:
         self._enqueue_frame(
             {"type": "error", **({"id": id} if id else {}), **error_bodies.error_fields(error)}
         )
+
+    def _on_waking(self, waking: Waking) -> None:
+        """Tell of a model's wake those requests that wait for its first worker."""
+        now = self._context.broker.clock.now()
+        for request in self._requests.values():
+            if request.waiting_for_model == waking.model:
+                request.send_waking(waking, now)
 
     def _unpause_requests(self) -> None:
         for request in self._requests.values():

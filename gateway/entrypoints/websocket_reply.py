@@ -11,6 +11,7 @@ from gateway.metrics import RequestMetrics
 from gateway.replies.log_subscription import LogSubscription
 from gateway.replies.send_buffer import EncodedFrame
 from streams.messages import Record
+from streams.records.fleet.waking import Waking
 
 EnqueueFrame = Callable[[dict[str, Any] | EncodedFrame], bool]
 
@@ -73,6 +74,7 @@ class WebSocketReply:
         self.subscription: LogSubscription | None = None
         self.is_cancel_requested = False
         self.is_ended = False
+        self.waiting_for_model: str | None = None  # until a worker has begun
         self._enqueue_frame, self._after = enqueue_frame, after
         self._metrics: RequestMetrics | None = None
         self._early_records: list[Record] | None = []
@@ -95,6 +97,12 @@ class WebSocketReply:
         for record in early_records or ():
             self._send_record(record)
 
+    def send_waking(self, waking: Waking, now: float) -> None:
+        """Send the frame `waking`: how far the first worker of the request's model is."""
+        left = waking.seconds_left(now)
+        frame = {"type": "waking", "id": self.id, "phase": waking.phase, "seconds_left": left}
+        self._enqueue_frame(frame)
+
     def receive_record(self, record: Record, size: int) -> bool:
         """Turn a record into a frame and queue it; return False if the send buffer is full.
 
@@ -109,6 +117,7 @@ class WebSocketReply:
         assert self._metrics  # set by `accept`
         self._metrics.observe(record)
         kind = record["type"]
+        self.waiting_for_model = None
         if kind == "chunk":
             return self._send_chunk(record)
         if kind == "result":

@@ -3,6 +3,7 @@
 settings          settings of the command that shows signals
 signals           asks the fleet service for its signals, and prints them as tables or JSON
 signal_tables     the tables of a report
-machine_settings  types, machines, and how many of which type for which model
-machine_commands  asks the admin service for machines, and prints tables or JSON
+machine_settings  settings of the commands that ask the admin service
+machine_commands  types and machines; orders of machines, and pauses
+plan_commands     what was decided, and why
 """

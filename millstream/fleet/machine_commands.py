@@ -1,4 +1,4 @@
-"""The commands `millstream fleet types`, `fleet machines` and `fleet set`."""
+"""The commands of `millstream fleet` that ask the admin service for machines, and order some."""
 
 import asyncio
 import json
@@ -8,7 +8,13 @@ from datetime import UTC, datetime
 from millstream.admin.admin_client import JsonBody, admin_client
 from millstream.admin.console_output import make_console, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
-from millstream.fleet.machine_settings import FleetSetSettings, MachinesSettings, TypesSettings
+from millstream.fleet.machine_settings import (
+    FleetPauseSettings,
+    FleetResumeSettings,
+    FleetSetSettings,
+    MachinesSettings,
+    TypesSettings,
+)
 
 _TYPE_COLUMNS = (
     Column("type", "name", least=8),
@@ -43,7 +49,7 @@ async def list_machines(settings: MachinesSettings, stop: asyncio.Event) -> None
 
 
 async def set_machines(settings: FleetSetSettings, stop: asyncio.Event) -> None:
-    """Have so many machines of a type wanted for a model, and print their ids.
+    """Have so many machines of a type for a model for a time, and print what was ordered.
 
     Raises as `AdminClient.call`: also if there is no such type or model.
     """
@@ -58,9 +64,23 @@ async def set_machines(settings: FleetSetSettings, stop: asyncio.Event) -> None:
     if settings.as_json:
         print(json.dumps(answer))
     else:
-        names = ", ".join(answer["machines"]) or "none"
-        until = _format_time(answer["expires_at"])
-        print(f"{answer['model']} on {answer['type']} until {until}: {names}")
+        until = format_time(answer["expires_at"])
+        print(f"{answer['count']} of {answer['type']} for {answer['model']} until {until}")
+
+
+async def pause(settings: FleetPauseSettings, stop: asyncio.Event) -> None:
+    """Have nothing decided for a time; raises as `AdminClient.call`."""
+    async with admin_client(settings) as admin:
+        answer = await admin.call("fleet.pause", seconds=settings.within)
+    until = format_time(answer["paused_until"])
+    print(json.dumps(answer) if settings.as_json else f"nothing is decided until {until}")
+
+
+async def resume(settings: FleetResumeSettings, stop: asyncio.Event) -> None:
+    """End a pause; raises as `AdminClient.call`."""
+    async with admin_client(settings) as admin:
+        answer = await admin.call("fleet.pause", seconds=0)
+    print(json.dumps(answer) if settings.as_json else "the fleet decides again")
 
 
 async def _list(
@@ -87,14 +107,15 @@ def _type_cells(kind: JsonBody) -> list[str]:
 def _machine_cells(machine: JsonBody) -> list[str]:
     return [
         *(machine[name] for name in ("id", "type", "model", "state")),
-        _format_time(machine["created_at"]),
+        format_time(machine["created_at"]),
         str(machine["crashes"]),
-        _format_time(machine["expires_at"]),
+        format_time(machine["expires_at"]),
         machine["reason"],
     ]
 
 
-def _format_time(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
+    """Return epoch seconds as a time of UTC; a dash for None."""
     if seconds is None:
         return "-"
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

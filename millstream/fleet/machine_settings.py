@@ -1,4 +1,4 @@
-"""Settings of `millstream fleet types`, `fleet machines` and `fleet set`."""
+"""Settings of the commands of `millstream fleet` that ask the admin service."""
 
 from pydantic import Field
 
@@ -22,6 +22,47 @@ class MachinesSettings(AdminClientSettings):
     as_json: bool = Field(
         False, alias="json", description="print a JSON object a line instead of a table"
     )
+
+
+class StatusSettings(AdminClientSettings):
+    """Settings of `millstream fleet status`."""
+
+    as_json: bool = Field(False, alias="json", description="print one JSON object")
+
+
+class PlanSettings(AdminClientSettings):
+    """Settings of `millstream fleet plan`."""
+
+    as_json: bool = Field(
+        False, alias="json", description="print a JSON object a line instead of a table"
+    )
+
+
+class FleetWhySettings(AdminClientSettings):
+    """Settings of `millstream fleet why`."""
+
+    model: str = Field(description="name of the model", json_schema_extra=POSITIONAL)
+    as_json: bool = Field(False, alias="json", description="print one JSON object")
+
+
+class FleetPauseSettings(AdminClientSettings):
+    """Settings of `millstream fleet pause`."""
+
+    within: Duration = Field(
+        3600,
+        alias="for",
+        gt=0,
+        le=MAX_OVERRIDE_SECONDS,
+        description="time for which nothing is decided, such as 2h",
+        json_schema_extra=FLAG_ONLY,
+    )
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
+
+
+class FleetResumeSettings(AdminClientSettings):
+    """Settings of `millstream fleet resume`."""
+
+    as_json: bool = Field(False, alias="json", description="print JSON instead of words")
 
 
 class FleetSetSettings(AdminClientSettings):

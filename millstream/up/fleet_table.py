@@ -1,7 +1,7 @@
 """The table `[fleet]` of the configuration file of `millstream up`: which machines there may be."""
 
 import json
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 
@@ -9,6 +9,7 @@ from registry.price_records import CURRENCY, HourPrice
 from simulation.step_model import StepModel
 from streams.base_settings import Slug
 from streams.records.fleet.machine_types import MachineType
+from streams.records.fleet.model_policy import ModelPolicy
 from streams.usage_accounts import MICRO
 
 _LONGEST_SECONDS = 86400.0
@@ -80,12 +81,54 @@ class MachineTypeTable(_Table):
         )
 
 
+class ModelTable(_Table):
+    """A table `[fleet.models.NAME]`: how many workers a model may have."""
+
+    min_workers: int = Field(0, ge=0, description="workers that there always are")
+    max_workers: int = Field(4, ge=0, description="workers that there are at most")
+    idle_seconds: float | None = Field(
+        None, ge=0, description="time without requests after which workers go; none: the fleet's"
+    )
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                f"min_workers is {self.min_workers}, more than max_workers, {self.max_workers}"
+            )
+        return self
+
+
 class FleetTable(_Table):
     """A table `[fleet]`: workers are started as the fleet's plan wants them, and not otherwise."""
 
+    provider: Literal["process"] = Field(
+        "process", description="who has the machines: process, a worker each on this computer"
+    )
+    idle_seconds: float = Field(
+        300, ge=0, description="time without requests after which a model's workers go"
+    )
+    models: dict[str, ModelTable] = Field({}, description="how many workers each model may have")
     types: dict[Slug, MachineTypeTable] = Field(
         min_length=1, description="kinds of machines, by name"
     )
+
+    @property
+    def policies(self) -> dict[str, ModelPolicy]:
+        """How many workers the models may have that have a table."""
+        return {
+            name: ModelPolicy(
+                table.min_workers,
+                table.max_workers,
+                self.idle_seconds if table.idle_seconds is None else table.idle_seconds,
+            )
+            for name, table in self.models.items()
+        }
+
+    @property
+    def policy(self) -> ModelPolicy:
+        """How many workers any other model may have."""
+        return ModelPolicy(idle_seconds=self.idle_seconds)
 
     @property
     def records(self) -> dict[str, MachineType]:

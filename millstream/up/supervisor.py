@@ -94,6 +94,8 @@ async def _run_services(manager: ProcessManager, models: dict[str, str]) -> None
     async with _connect_supervisor(plan, "millstream-up-fleet") as broker:
         provider = await _open_provider(manager, broker)
         registry = await Registry.open(broker, seconds=WAIT_SECONDS)
+        await _wait_until_ready(plan)
+        manager.mark_started()
         shows_key = sys.stdout.isatty()  # a service manager's journal is no place for it
         text = render_ready_message(plan, manager.directory, shows_key=shows_key)
         print(text, flush=True)
@@ -129,7 +131,7 @@ def _connect_supervisor(plan: LaunchPlan, name: str) -> AbstractAsyncContextMana
 
 
 async def _start_services(manager: ProcessManager, models: dict[str, str]) -> None:
-    """Start all services behind a nats-server that was started; return when they are ready."""
+    """Start all services behind a nats-server that was started; they are not ready yet."""
     plan, directory = manager.plan, manager.directory
     await nats_server.wait_until_answering(plan.nats_port)
     manager.add("admin", plan.admin_program())  # the others wait for what it declares
@@ -156,8 +158,6 @@ async def _start_services(manager: ProcessManager, models: dict[str, str]) -> No
         manager.add("fleet", program)
     for program in plan.worker_programs():
         manager.add("worker", program, partial(_announce_death, plan, program.name))
-    await _wait_until_ready(plan)
-    manager.mark_started()
 
 
 async def _wait_until_admin_is_ready(plan: LaunchPlan) -> None:
@@ -194,7 +194,7 @@ async def _wait_until_ready(plan: LaunchPlan) -> None:
 async def _is_ready(plan: LaunchPlan) -> bool:
     """Return True once the gateway is ready and knows a worker for each model.
 
-    With a table `[fleet]` it has to know the models alone.
+    With a table `[fleet]` a model needs none: it is enough that there is a fleet.
     """
     url = urlsplit(plan.gateway_url)
     probe = partial(
@@ -204,10 +204,9 @@ async def _is_ready(plan: LaunchPlan) -> bool:
         seconds=PROBE_SECONDS,
         uses_tls=url.scheme == "https",
     )
-    if not plan.settings.fleet:
-        answer = await probe("/readyz")
-        if answer is None or not answer.is_healthy:
-            return False
+    answer = await probe("/readyz")
+    if answer is None or not answer.is_healthy:
+        return False
     listed = await probe("/v1/models", api_key=plan.api_key)
     if listed is None or not listed.is_healthy:
         return False

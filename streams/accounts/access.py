@@ -224,6 +224,11 @@ class _Rights:
         written = self.writes(bucket, reason, *patterns)
         return [*written, *self.reads(bucket), *self.asks(bucket, reason, "STREAM.MSG.GET.{}")]
 
+    def follows_fleet(self, *changes: str) -> list[Right]:
+        """Read the records of the fleet from their leader, and hear some of their changes."""
+        read = self.asks(topology.FLEET, "the fleet", "STREAM.MSG.GET.{}")
+        return read + self.hears(BrokerAccount.CONTROL, "the fleet", *changes)
+
     def logs(self) -> list[str]:
         names: list[int | str] = [*range(self.shards), subjects.ITEM_SHARD]
         return [topology.token_stream_name(name) for name in names]
@@ -298,6 +303,8 @@ def _gateway(make: _Rights) -> list[Right]:
         ),
         *make.publishes(make.own, "ask a leader", "infer.report.*"),
         *make.publishes(make.own, "its own load", "infer.gateway.{id}"),
+        *make.follows_fleet(subjects.FLEET_PLAN_CHANGED, subjects.FLEET_MACHINES_CHANGED),
+        *make.hears(make.own, "models that wake", subjects.ALL_WAKING),
     ]
 
 
@@ -393,6 +400,9 @@ def _fleet(make: _Rights) -> list[Right]:
         *make.hears(make.own, "questions", subjects.SIGNALS_REPORT),
         *make.keeps("curves of live workers", topology.CURVES, subjects.LIVE_CURVES),
         *make.sees(topology.CURVES),
+        *make.writes(topology.FLEET, "wanted machines", subjects.FLEET_PLAN),
+        *make.follows_fleet(subjects.FLEET_MACHINES_CHANGED, subjects.FLEET_ORDERS_CHANGED),
+        *make.publishes(make.own, "models that wake", subjects.ALL_WAKING),
     ]
 
 
@@ -483,7 +493,7 @@ def _admin(make: _Rights) -> list[Right]:
         *make.writes(KEYS, "keys"),
         *make.writes(ACCOUNTS, "tenants' accounts"),
         *make.writes(PRICES, "prices"),
-        *make.writes(topology.FLEET, "wanted machines", subjects.FLEET_PLAN),
+        *make.writes(topology.FLEET, "operators' orders", subjects.FLEET_ORDERS),
         *make.writes(topology.CURVES, "curves", subjects.MEASURED_CURVES),
         *make.writes(LEASES, "lead"),
         *make.writes(topology.AUDIT, "what was changed"),

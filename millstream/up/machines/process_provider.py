@@ -8,7 +8,6 @@ from functools import partial
 import structlog
 
 from millstream.up.child_process import ChildProcess
-from millstream.up.launch_plan import LaunchPlan
 from millstream.up.machines import machine_life
 from millstream.up.machines.machine_files import MachineFiles
 from millstream.up.process_manager import ProcessManager
@@ -19,7 +18,6 @@ from streams.records.cas.cas_records import RecordChanged
 from streams.records.fleet.fleet_plan import FleetPlan
 from streams.records.fleet.fleet_store import FleetStore
 from streams.records.fleet.machine_list import MachineList, MachineState
-from streams.records.fleet.machine_types import MachineType
 
 log = structlog.get_logger()
 
@@ -58,11 +56,13 @@ class ProcessProvider:
         Raises `BrokerUnavailable`, `StorageFull`, or `RecordChanged`.
         """
         await self._broker.subscribe(subjects.FLEET_PLAN_CHANGED, self._on_change)
+        table = self._manager.plan.settings.fleet
+        assert table is not None
         left = await self._store.read_machines()
-        known = machine_life.resume(left, _types(self._manager.plan))
+        known = machine_life.resume(left, table.records)
+        known = replace(known, policies=table.policies, policy=table.policy)
         self._known = await self._store.write_machines(known)
-        ended = left.machines.keys() - known.machines.keys()
-        self._files.remove_ended(ended, known.machines)
+        self._files.remove_ended(left.machines.keys() - known.machines.keys(), known.machines)
 
     async def run(self) -> None:
         """Follow the plan until cancelled; the machines are left to the manager then.
@@ -169,11 +169,6 @@ async def withdraw_machines(broker: Broker) -> None:
     left = await store.read_machines()
     if left.types:
         await store.write_machines(MachineList(revision=left.revision))
-
-
-def _types(plan: LaunchPlan) -> dict[str, MachineType]:
-    assert plan.settings.fleet is not None
-    return plan.settings.fleet.records
 
 
 def _log_changes(before: MachineList, after: MachineList) -> None:

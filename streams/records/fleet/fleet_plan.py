@@ -1,11 +1,12 @@
-"""The machines that are wanted, whoever wants them. Pure."""
+"""The machines that are wanted, as the fleet service has decided. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 from streams import messages, subjects
 from streams.records.cas.cas_record import CasRecord
+from streams.records.fleet.cold_start import ColdStart
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,31 @@ class WantedMachine:
 
 
 @dataclass(frozen=True)
+class FleetChange:
+    """A machine that was ordered or ended at a time (epoch seconds), and why."""
+
+    at: float
+    action: Literal["start", "end"]
+    machine: str
+    type: str
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class FleetPlan(CasRecord):
-    """The wanted machines by id. An id stands for one machine: each new one has a new id."""
+    """The wanted machines by id. An id stands for one machine: each new one has a new id.
+
+    `changes` are the last ones, the oldest first. `reasons` say of each model why its machines are
+    as they are. `cold_starts` has, by model, how long each takes from no worker to its first; only
+    of models that rest without workers and are woken by a request.
+    """
 
     machines: Mapping[str, WantedMachine] = field(default_factory=dict)
+    changes: Sequence[FleetChange] = field(default_factory=list)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    cold_starts: Mapping[str, ColdStart] = field(default_factory=dict)
+    load_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:
@@ -36,24 +58,16 @@ class FleetPlan(CasRecord):
             subjects.token(name): messages.from_wire(WantedMachine, each)
             for name, each in wire["machines"].items()
         }
-        return cls(machines=machines, revision=revision)
+        cold_starts = wire.get("cold_starts", {}).items()
+        return cls(
+            machines=machines,
+            changes=[messages.from_wire(FleetChange, each) for each in wire.get("changes", ())],
+            reasons=wire.get("reasons", {}),
+            cold_starts={k: messages.from_wire(ColdStart, v) for k, v in cold_starts},
+            load_seconds=wire.get("load_seconds", {}),
+            revision=revision,
+        )
 
     def wanted_at(self, now: float) -> dict[str, WantedMachine]:
         """Return the machines that are wanted at a time, by id."""
         return {name: each for name, each in self.machines.items() if now < each.expires_at}
-
-    def with_machines(
-        self, wanted: WantedMachine, new_ids: Iterable[str], ended: Collection[str], now: float
-    ) -> Self:
-        """Return the plan with as many machines like `wanted` as there are `new_ids`, and no more.
-
-        Those of its type and model that are wanted already stay, the oldest first, with the new
-        reason and end, unless they have `ended`; new ids stand for what is missing. What is wanted
-        no longer at `now` is left out.
-        """
-        names = list(new_ids)
-        current = self.wanted_at(now)
-        others = {k: v for k, v in current.items() if not v.is_for(wanted.type, wanted.model)}
-        kept = [name for name in current if name not in others and name not in ended]
-        chosen = [*kept, *names][: len(names)]
-        return replace(self, machines={**others, **dict.fromkeys(chosen, wanted)})

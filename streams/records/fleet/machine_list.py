@@ -8,6 +8,7 @@ from typing import Any, Self
 from streams import messages, subjects
 from streams.records.cas.cas_record import CasRecord
 from streams.records.fleet.machine_types import MachineType
+from streams.records.fleet.model_policy import ModelPolicy
 
 
 class MachineState(StrEnum):
@@ -57,10 +58,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class MachineList(CasRecord):
-    """The types that a provider offers, and its machines by the ids of the plan."""
+    """The types that a provider offers, and its machines by the ids of the plan.
+
+    `policies` are those of the table `[fleet]`, by model, and `policy` that of any other one.
+    """
 
     types: Mapping[str, MachineType] = field(default_factory=dict)
     machines: Mapping[str, Machine] = field(default_factory=dict)
+    policies: Mapping[str, ModelPolicy] = field(default_factory=dict)
+    policy: ModelPolicy = field(default_factory=ModelPolicy)
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:
@@ -73,7 +79,17 @@ class MachineList(CasRecord):
             )
             for name, each in wire["machines"].items()
         }
-        return cls(types=types, machines=machines, revision=revision)
+        policies = {
+            k: messages.from_wire(ModelPolicy, v) for k, v in wire.get("policies", {}).items()
+        }
+        policy = messages.from_wire(ModelPolicy, wire.get("policy", {}))
+        return cls(
+            types=types, machines=machines, policies=policies, policy=policy, revision=revision
+        )
+
+    def policy_of(self, model: str) -> ModelPolicy:
+        """Return how many workers a model may have."""
+        return self.policies.get(model, self.policy)
 
     def in_state(self, *states: MachineState) -> list[str]:
         """Return the ids of the machines that are in one of these states."""

@@ -163,3 +163,34 @@ def test_a_goal_is_met_though_computing_takes_longer_at_times() -> None:
     wish = replace(WISH, goal_seconds=4.0)
     assert waits(1.5, compute=ServiceTime(first=1.0, first_spread=0.5)).admit(wish, 0.0) == 1.5
     refusal(waits(1.8, compute=ServiceTime(first=1.0, first_spread=0.5)), wish)
+
+
+def at_zero(**more: object) -> LoadShedder:
+    """A model whose last worker left long ago."""
+    found = LoadShedder()
+    told = Pressure("mock", 0, {}, {"standard": 900.0}, unmanned_seconds=900.0, **more)  # type: ignore[arg-type]  # of a test
+    found.update(told, 0.0)
+    return found
+
+
+def test_what_the_fleet_wakes_in_time_comes_in_at_zero() -> None:
+    """However long no worker was there, whatever it waited before, and with a goal, too."""
+    found = at_zero()
+    assert found.admit(replace(WISH, goal_seconds=1.0), 0.0, seconds_to_worker=59.0) == 59.0
+    assert refusal(found).code == "no_workers"  # where no fleet wakes the model
+
+
+def test_what_the_fleet_wakes_too_late_is_refused_with_the_time() -> None:
+    """The time to compute counts, too."""
+    found = at_zero(compute=ServiceTime(first=5.0))
+    with pytest.raises(
+        NoWorkers, match=r"ready in 56\.0 s, .* the deadline of 60 s: give"
+    ) as error:
+        found.admit(WISH, 0.0, seconds_to_worker=56.0)
+    assert error.value.retry_after_seconds == 56.0
+    assert found.admit(WISH, 0.0, seconds_to_worker=54.0) == 54.0
+
+
+def test_a_model_with_a_worker_is_judged_by_its_queue() -> None:
+    """Whatever a cold start would take."""
+    assert waits(1.0).admit(WISH, 0.0, seconds_to_worker=900.0) == 1.0

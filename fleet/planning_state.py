@@ -1,0 +1,111 @@
+"""The state by which the planner decides, from signals, records and what workers say. Pure."""
+
+from collections.abc import Iterable
+
+from fleet.planner.fleet_state import (
+    FleetState,
+    HeardWorker,
+    MachineOverride,
+    PlannedModel,
+    PriorityDemand,
+    ScalingPolicy,
+)
+from fleet.signals.arrival_rates import AcceptedRate
+from fleet.signals.signal_report import ModelSignals, PrioritySignals, SignalReport
+from fleet.signals.signal_window import SignalWindow
+from streams.messages import Heartbeat, Pressure
+from streams.records.fleet.fleet_orders import FleetOrders
+from streams.records.fleet.fleet_plan import FleetPlan
+from streams.records.fleet.machine_list import MachineList, MachineState
+from streams.records.fleet.model_policy import ModelPolicy
+from streams.subjects import Priority
+
+_PRIORITIES = frozenset(map(str, Priority))
+
+
+def build_state(
+    known: MachineList,
+    plan: FleetPlan,
+    orders: FleetOrders,
+    window: SignalWindow,
+    report: SignalReport,
+    models: Iterable[str],
+) -> FleetState:
+    """Return the fleet as it is known now; `models` are those that are registered."""
+    signals = {each.model: each for each in report.models}
+    beats = window.heartbeats()
+    return FleetState(
+        types=known.types,
+        models={
+            name: _planned_model(
+                name, known, signals.get(name), window, [beat for beat, _ in beats]
+            )
+            for name in models
+        },
+        wanted=plan.wanted_at(report.at),
+        machines=known.machines,
+        workers={
+            beat.worker: HeardWorker(at, beat.running, beat.max_sequences, beat.tokens_per_second)
+            for beat, at in beats
+        },
+        overrides=[
+            MachineOverride(each.type, each.model, each.count, each.expires_at)
+            for each in orders.valid_at(report.at)
+        ],
+        is_paused=report.at < orders.paused_until,
+    )
+
+
+def _planned_model(
+    name: str,
+    known: MachineList,
+    signals: ModelSignals | None,
+    window: SignalWindow,
+    beats: list[Heartbeat],
+) -> PlannedModel:
+    return PlannedModel(
+        policy=_scaling_policy(known.policy_of(name)),
+        demand={
+            each.priority: _demand(
+                each, window.recent_rate(name, each.priority), window.pressure(name)
+            )
+            for each in (signals.priorities if signals else ())
+            if each.priority in _PRIORITIES
+        },
+        running=_count_running(name, known, beats),
+        output_share=_output_share(window.recent_rate(name, each) for each in _PRIORITIES),
+    )
+
+
+def _scaling_policy(policy: ModelPolicy) -> ScalingPolicy:
+    return ScalingPolicy(policy.min_workers, policy.max_workers, idle_seconds=policy.idle_seconds)
+
+
+def _demand(
+    signals: PrioritySignals, rate: AcceptedRate | None, pressure: Pressure | None
+) -> PriorityDemand:
+    queued, deadline = signals.queued, pressure.earliest_deadline if pressure else 0
+    return PriorityDemand(
+        accepted_tokens_per_second=rate.prompt_tokens + rate.output_tokens if rate else None,
+        refused_tokens_per_second=signals.refused_tokens_per_second,
+        queued=queued,
+        queued_tokens=pressure.queued_tokens.get(signals.priority) if pressure else None,
+        oldest_deadline=deadline / 1000 if queued and deadline else None,
+    )
+
+
+def _output_share(rates: Iterable[AcceptedRate | None]) -> float | None:
+    """The share of what arrives that is generated; None while nothing is known to arrive."""
+    known = [rate for rate in rates if rate]
+    output = sum(rate.output_tokens for rate in known)
+    total = output + sum(rate.prompt_tokens for rate in known)
+    return output / total if total else None
+
+
+def _count_running(name: str, known: MachineList, beats: list[Heartbeat]) -> int | None:
+    """Requests that run on a model's workers; None while a machine of it that runs is not heard."""
+    heard = {beat.worker for beat in beats}
+    running = known.in_state(MachineState.RUNNING)
+    if any(known.machines[each].model == name and each not in heard for each in running):
+        return None
+    return sum(beat.running + beat.waiting for beat in beats if beat.model == name)
