@@ -3,6 +3,7 @@
 import structlog
 
 from fleet.metrics import CURVE_FACTOR
+from fleet.planning_state import mean_shape
 from fleet.signals.live_pace import (
     LivePace,
     ObservedPace,
@@ -10,7 +11,7 @@ from fleet.signals.live_pace import (
     correction_factor,
     learn_curve,
 )
-from fleet.signals.signal_report import ModelSignals, SignalReport
+from fleet.signals.signal_report import SignalReport
 from streams.broker.broker_client import Broker
 from streams.messages import Heartbeat
 from streams.records.fleet.curve_store import CurveStore
@@ -46,7 +47,7 @@ class LiveCurves:
 
         Raises `BrokerUnavailable`, `StorageFull` or `StoreRefused`.
         """
-        shapes = {each.model: _mean_shape(each) for each in report.models}
+        shapes = {each.model: mean_shape(each) for each in report.models}
         for pool, pace in self._paces.items():
             if observed := pace.close_minute(report.at):
                 await self._store_observed(pool, observed, shapes.get(pool.model), report.at)
@@ -74,17 +75,6 @@ class LiveCurves:
                 batch=round(observed.batch, 1),
                 ms_per_token=round(1000 * observed.seconds_per_token, 2),
             )
-
-
-def _mean_shape(signals: ModelSignals) -> RequestShape | None:
-    """The mean tokens of the requests of a model that have ended; None if none has."""
-    ended = sum(sum(each.ended.values()) for each in signals.priorities)
-    output = sum(each.completion_tokens for each in signals.priorities)
-    if not ended or not output:
-        return None
-    return RequestShape(
-        sum(each.prompt_tokens for each in signals.priorities) / ended, output / ended
-    )
 
 
 def _differs(known: Curve, curve: Curve) -> bool:

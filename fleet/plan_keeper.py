@@ -21,6 +21,8 @@ from streams.broker.broker_client import Broker, StoreRefused
 from streams.errors import BrokerUnavailable, StorageFull
 from streams.messages import Heartbeat, Pressure
 from streams.records.cas.cas_records import RecordChanged
+from streams.records.fleet.curve_store import CurveStore
+from streams.records.fleet.curves import Curve
 from streams.records.fleet.fleet_orders import FleetOrders
 from streams.records.fleet.fleet_plan import FleetPlan
 from streams.records.fleet.fleet_store import FleetStore
@@ -30,6 +32,7 @@ log = structlog.get_logger()
 
 TURN_SECONDS = 1.0  # between two decisions, if nothing happens
 REASONS_SECONDS = 10.0  # after which reasons alone are stored anew: their numbers change always
+CURVES_SECONDS = 10.0  # after which curves are read again
 _ID_BYTES = 4
 
 
@@ -43,6 +46,9 @@ class PlanKeeper:
     def __init__(self, broker: Broker, registry: Registry, collector: SignalCollector) -> None:
         self._broker, self._registry, self._collector = broker, registry, collector
         self._store, self._planner = FleetStore(broker), Planner()
+        self._curve_store = CurveStore(broker)
+        self._curves: dict[str, Curve] = {}
+        self._curves_read_at = 0.0
         self._plan: FleetPlan | None = None  # None: to be read again
         self._loads = LoadTimes({}, broker.clock.now())
         self._served: set[str] = set()  # models with a worker, by the last load reports
@@ -85,10 +91,12 @@ class PlanKeeper:
     async def _decide(self, plan: FleetPlan, known: MachineList, orders: FleetOrders) -> FleetPlan:
         """Return the plan as it holds: stored anew if a decision or a measurement changes it."""
         report, models = self._collector.measure(), self._registry.models
+        versions = {name: model.default_version for name, model in models.items()}
         for name, seconds in self._loads.measure(known.machines).items():
             machine = known.machines[name]
             log.info("model_loaded", machine=name, model=machine.model, seconds=round(seconds, 3))
-        state = build_state(known, plan, orders, self._collector.window, report, models)
+        window, curves = self._collector.window, await self._read_curves(report.at)
+        state = build_state(known, plan, orders, window, report, versions, curves)
         decision = self._planner.decide(state, report.at)
         loads = {name: dict(each) for name, each in self._loads.by_model.items()}
         woken = {} if state.is_paused else model_wakes.find_cold_starts(models, known, loads)
@@ -103,6 +111,12 @@ class PlanKeeper:
         self._stored_at = report.at
         _log_changes(plan, stored)
         return stored
+
+    async def _read_curves(self, now: float) -> dict[str, Curve]:
+        """Return the curves as they were at most `CURVES_SECONDS` ago."""
+        if now - self._curves_read_at >= CURVES_SECONDS:
+            self._curves, self._curves_read_at = await self._curve_store.read_all(), now
+        return self._curves
 
     def _is_worth_storing(self, plan: FleetPlan, changed: FleetPlan, now: float) -> bool:
         if replace(changed, reasons=plan.reasons) != plan:

@@ -1,11 +1,12 @@
 """The state by which the planner decides, from signals, records and what workers say. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from fleet.planner.fleet_state import (
     FleetState,
     HeardWorker,
-    MachineOverride,
+    MachineCapacity,
     PlannedModel,
     PriorityDemand,
     ScalingPolicy,
@@ -14,10 +15,12 @@ from fleet.signals.arrival_rates import AcceptedRate
 from fleet.signals.signal_report import ModelSignals, PrioritySignals, SignalReport
 from fleet.signals.signal_window import SignalWindow
 from streams.messages import Heartbeat, Pressure
+from streams.records.fleet.curves import Curve
 from streams.records.fleet.fleet_orders import FleetOrders
 from streams.records.fleet.fleet_plan import FleetPlan
 from streams.records.fleet.machine_list import MachineList, MachineState
 from streams.records.fleet.model_policy import ModelPolicy
+from streams.records.fleet.step_times import CapacityGoals, RequestShape
 from streams.subjects import Priority
 
 _PRIORITIES = frozenset(map(str, Priority))
@@ -29,18 +32,24 @@ def build_state(
     orders: FleetOrders,
     window: SignalWindow,
     report: SignalReport,
-    models: Iterable[str],
+    models: Mapping[str, str],
+    curves: Mapping[str, Curve],
 ) -> FleetState:
-    """Return the fleet as it is known now; `models` are those that are registered."""
+    """Return the fleet as it is known now.
+
+    `models` has the default version of each registered model, and `curves` what is known of machine
+    types, by `TYPE/MODEL@VERSION`.
+    """
     signals = {each.model: each for each in report.models}
     beats = window.heartbeats()
     return FleetState(
         types=known.types,
         models={
-            name: _planned_model(
-                name, known, signals.get(name), window, [beat for beat, _ in beats]
+            name: replace(
+                _planned_model(name, known, signals.get(name), window, [beat for beat, _ in beats]),
+                capacities=_capacities(name, version, known, signals.get(name), curves),
             )
-            for name in models
+            for name, version in models.items()
         },
         wanted=plan.wanted_at(report.at),
         machines=known.machines,
@@ -48,10 +57,7 @@ def build_state(
             beat.worker: HeardWorker(at, beat.running, beat.max_sequences, beat.tokens_per_second)
             for beat, at in beats
         },
-        overrides=[
-            MachineOverride(each.type, each.model, each.count, each.expires_at)
-            for each in orders.valid_at(report.at)
-        ],
+        overrides=orders.valid_at(report.at),
         is_paused=report.at < orders.paused_until,
     )
 
@@ -74,6 +80,44 @@ def _planned_model(
         },
         running=_count_running(name, known, beats),
         output_share=_output_share(window.recent_rate(name, each) for each in _PRIORITIES),
+    )
+
+
+def _capacities(
+    name: str,
+    version: str,
+    known: MachineList,
+    signals: ModelSignals | None,
+    curves: Mapping[str, Curve],
+) -> dict[str, MachineCapacity]:
+    """What a machine of each type carries of a model, as its requests are now, where that is known.
+
+    Before any has ended, they are taken to be like those of the curve's first point.
+    """
+    goal = CapacityGoals(first_token_seconds=_scaling_policy(known.policy_of(name)).goal_seconds)
+    told, found = mean_shape(signals) if signals else None, dict[str, MachineCapacity]()
+    for kind in known.types:
+        curve = curves.get(f"{kind}/{name}@{version}")
+        shape = curve and (told or curve.usual_shape)
+        if curve and shape:
+            found[kind] = _machine_capacity(curve, shape, goal)
+    return found
+
+
+def _machine_capacity(curve: Curve, shape: RequestShape, goal: CapacityGoals) -> MachineCapacity:
+    capacity = curve.capacity(shape, goal)
+    carried = capacity.requests_per_second * shape.tokens if capacity else 0.0
+    return MachineCapacity(carried, curve.source.value, curve.load_seconds or 0.0)
+
+
+def mean_shape(signals: ModelSignals) -> RequestShape | None:
+    """Return the mean tokens of the requests of a model that have ended; None if none has."""
+    ended = sum(sum(each.ended.values()) for each in signals.priorities)
+    output = sum(each.completion_tokens for each in signals.priorities)
+    if not ended or not output:
+        return None
+    return RequestShape(
+        sum(each.prompt_tokens for each in signals.priorities) / ended, output / ended
     )
 
 

@@ -158,7 +158,7 @@ COMMANDS = (
     Command(
         "fleet plan",
         "list the last changes of the plan, with their reasons",
-        "millstream.fleet.machine_settings:PlanSettings",
+        "millstream.fleet.machine_settings:FleetPlanSettings",
         "millstream.fleet.plan_commands:show_plan",
     ),
     Command(

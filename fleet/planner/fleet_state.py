@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from streams.records.fleet.fleet_orders import MachineOrder
 from streams.records.fleet.fleet_plan import WantedMachine
 from streams.records.fleet.machine_list import Machine
 from streams.records.fleet.machine_types import MachineType
@@ -158,16 +159,6 @@ class HeardWorker:
 
 
 @dataclass(frozen=True)
-class MachineOverride:
-    """As many machines of a type as an operator wants for a model, until a time."""
-
-    type: str
-    model: str
-    count: int
-    expires_at: float
-
-
-@dataclass(frozen=True)
 class FleetState:
     """All that a decision follows from.
 
@@ -181,6 +172,6 @@ class FleetState:
     wanted: Mapping[str, WantedMachine] = field(default_factory=dict)
     machines: Mapping[str, Machine] = field(default_factory=dict)
     workers: Mapping[str, HeardWorker] = field(default_factory=dict)
-    overrides: Sequence[MachineOverride] = ()
+    overrides: Sequence[MachineOrder] = ()
     budget_per_hour: int | None = None
     is_paused: bool = False

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from math import inf
 
 from fleet.planner.fleet_decision import MachineEnd, MachineStart
-from fleet.planner.fleet_state import MachineCapacity, MachineOverride, PlannedModel
+from fleet.planner.fleet_state import MachineCapacity, PlannedModel
 from fleet.planner.machine_phases import PhasedMachine
 from fleet.planner.type_offers import TypeOffer, find_offers
+from streams.records.fleet.fleet_orders import MachineOrder
 from streams.records.fleet.machine_types import MachineType
 
 
@@ -25,7 +26,7 @@ class ModelView:
     capacities: Mapping[str, MachineCapacity]
     types: Mapping[str, MachineType]
     open_types: Mapping[str, MachineType]
-    overrides: Sequence[MachineOverride]
+    overrides: Sequence[MachineOrder]
     somebody_is_heard: bool
 
     @property

@@ -30,7 +30,7 @@ class StatusSettings(AdminClientSettings):
     as_json: bool = Field(False, alias="json", description="print one JSON object")
 
 
-class PlanSettings(AdminClientSettings):
+class FleetPlanSettings(AdminClientSettings):
     """Settings of `millstream fleet plan`."""
 
     as_json: bool = Field(

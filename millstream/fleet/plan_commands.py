@@ -7,7 +7,7 @@ from millstream.admin.admin_client import JsonBody, admin_client
 from millstream.admin.console_output import make_console, print_json_lines
 from millstream.admin.fitted_table import Column, FittedTable
 from millstream.fleet.machine_commands import format_time
-from millstream.fleet.machine_settings import FleetWhySettings, PlanSettings, StatusSettings
+from millstream.fleet.machine_settings import FleetPlanSettings, FleetWhySettings, StatusSettings
 from streams.errors import ModelNotFound
 
 _MODEL_COLUMNS = (
@@ -41,7 +41,7 @@ async def show_status(settings: StatusSettings, stop: asyncio.Event) -> None:
     make_console().print(FittedTable(_MODEL_COLUMNS, map(_model_cells, fleet["models"])))
 
 
-async def show_plan(settings: PlanSettings, stop: asyncio.Event) -> None:
+async def show_plan(settings: FleetPlanSettings, stop: asyncio.Event) -> None:
     """Print the last changes of the plan, the newest first; raises as `AdminClient.call`."""
     async with admin_client(settings) as admin:
         changes = (await admin.call("fleet.show"))["changes"]

@@ -124,6 +124,13 @@ class Curve(CasRecord):
         """Name of the curve for operators: `TYPE/MODEL@VERSION`."""
         return f"{self.type}/{self.model}@{self.version}"
 
+    @property
+    def usual_shape(self) -> RequestShape | None:
+        """The requests of the first point that was measured; None where none was."""
+        if not self.points:
+            return None
+        return RequestShape(self.points[0].prompt_tokens, self.points[0].output_tokens)
+
     def corrected(self, factor: float, now: float) -> Self:
         """Return the curve as workers at their work told it at `now`: all times times `factor`."""
         return replace(

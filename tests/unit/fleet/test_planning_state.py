@@ -1,19 +1,21 @@
 """What the planner is told is what is known: what nobody has told is not 0."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 
-from fleet.planner.fleet_state import MachineOverride
 from fleet.planner.planner import Planner
 from fleet.planning_state import build_state
 from fleet.signals.signal_window import SignalWindow
 from streams.messages import Heartbeat, Pressure
+from streams.records.fleet.curves import Curve, CurvePoint, CurveSource
 from streams.records.fleet.fleet_orders import FleetOrders, MachineOrder
 from streams.records.fleet.fleet_plan import FleetPlan, WantedMachine
 from streams.records.fleet.machine_list import Machine, MachineList, MachineState
 from streams.records.fleet.machine_types import MachineType
 from streams.records.fleet.model_policy import ModelPolicy
+from streams.records.fleet.step_times import StepTimes
 from streams.subjects import Priority
 
 NOW = 1000.0
@@ -45,7 +47,9 @@ def pressure(queued: int) -> Pressure:
 def test_what_nobody_tells_is_unknown() -> None:
     """A machine that runs and is not heard may be busy: nothing is shot down for it."""
     window = SignalWindow(10)
-    state = build_state(KNOWN, PLAN, FleetOrders(), window, window.report(NOW, {}), ["mock"])
+    state = build_state(
+        KNOWN, PLAN, FleetOrders(), window, window.report(NOW, {}), {"mock": "1"}, {}
+    )
     model = state.models["mock"]
     assert (model.running, model.is_none_asked_for) == (None, False)
     assert (state.wanted, state.machines) == (PLAN.machines, KNOWN.machines)
@@ -61,7 +65,7 @@ def test_what_is_told_is_there() -> None:
         machines=[MachineOrder("small", "mock", 2, NOW + 1), MachineOrder("old", "mock", 2, NOW)],
         paused_until=NOW + 5,
     )
-    state = build_state(KNOWN, PLAN, orders, window, window.report(NOW, {}), ["mock"])
+    state = build_state(KNOWN, PLAN, orders, window, window.report(NOW, {}), {"mock": "1"}, {})
     model = state.models["mock"]
     told = model.demand["standard"]
     assert (told.accepted_tokens_per_second, told.refused_tokens_per_second) == (300.0, 0.0)
@@ -69,8 +73,41 @@ def test_what_is_told_is_there() -> None:
     assert (told.queued, told.queued_tokens, told.oldest_deadline) == (3, 300, 1060.0)
     assert (model.running, state.workers["m-1"].running) == (3, 2)
     assert (model.policy.min_workers, model.policy.max_workers) == (1, 4)
-    assert state.overrides == [MachineOverride("small", "mock", 2, NOW + 1)]
+    assert state.overrides == [MachineOrder("small", "mock", 2, NOW + 1)]
     assert state.is_paused
+
+
+def test_curves_say_what_a_machine_carries() -> None:
+    """Of requests as they were measured, until some have ended; nothing where none keeps a goal."""
+    point = CurvePoint(4, 100, 50, 0.1, 0.01, 6.0)
+    times = StepTimes(step_seconds=0.01)
+    curve = Curve(
+        "mock",
+        "1",
+        "small",
+        CurveSource.BENCH,
+        NOW,
+        times,
+        4,
+        10_000,
+        load_seconds=3,
+        points=[point],
+    )
+    slow = replace(curve, times=StepTimes(latency_seconds=60, step_seconds=0.01))
+    window = SignalWindow(10)
+    for known, carried in ((curve, 4 / 0.5 * 150), (slow, 0.0)):
+        state = build_state(
+            KNOWN,
+            PLAN,
+            FleetOrders(),
+            window,
+            window.report(NOW, {}),
+            {"mock": "1"},
+            {curve.name: known},
+        )
+        found = state.models["mock"].capacities["small"]
+        assert found.tokens_per_second == pytest.approx(carried, rel=0.05)
+        assert (found.source, found.load_seconds) == ("bench", 3)
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
@@ -85,6 +122,6 @@ def test_a_worker_goes_when_it_idles_and_stays_when_its_beats_are_lost(is_heard:
         if is_heard or second < 60:
             window.add_heartbeat(idle if is_heard else beat(1), now)
         report = window.report(now, {"mock": ()})
-        state = build_state(known, PLAN, FleetOrders(), window, report, ["mock"])
+        state = build_state(known, PLAN, FleetOrders(), window, report, {"mock": "1"}, {})
         ended += [each.machine for each in planner.decide(state, now).ends]
     assert bool(ended) is is_heard

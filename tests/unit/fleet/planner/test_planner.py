@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fleet.planner.fleet_state import MachineOverride
+from streams.records.fleet.fleet_orders import MachineOrder
 from tests.unit.fleet.planner.small_fleet import (
     BOOT,
     LARGE,
@@ -84,7 +84,7 @@ def test_the_least_and_the_most_workers_are_kept() -> None:
 def test_an_override_holds_until_it_expires() -> None:
     """It fixes the number of its type; the planner goes on with the others."""
     fleet = SmallFleet()
-    override = MachineOverride("large", MODEL, 2, fleet.now + 60)
+    override = MachineOrder("large", MODEL, 2, fleet.now + 60)
     fleet.run(60, {MODEL: model_of(asked(50.0))}, overrides=[override])
     assert fleet.counts() == {"large": 2}
     fleet.run(HOLD, {MODEL: model_of(asked(50.0))}, overrides=[override])
@@ -96,7 +96,7 @@ def test_an_override_of_none_ends_all_of_its_type() -> None:
     fleet = SmallFleet()
     fleet.run(60, {MODEL: model_of(asked(50.0))})
     assert fleet.counts() == {"small": 1}
-    none = MachineOverride("small", MODEL, 0, fleet.now + 60)
+    none = MachineOrder("small", MODEL, 0, fleet.now + 60)
     fleet.run(2, {MODEL: model_of(asked(50.0))}, overrides=[none])
     assert fleet.counts() == {"large": 1}
 
