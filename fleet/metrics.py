@@ -1,5 +1,6 @@
-"""Prometheus metrics of the fleet service: the signals, by model, priority and machine type."""
+"""Prometheus metrics of the fleet service: signals, and the provider's machines."""
 
+from collections import Counter as Counted
 from collections.abc import Iterator
 
 from prometheus_client import REGISTRY, Counter, Gauge
@@ -7,7 +8,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fleet.signals.signal_report import PoolSignals, PrioritySignals, SignalReport
+from streams.records.fleet.machine_list import MachineList
 from streams.subjects import Priority
+from streams.usage_accounts import MICRO
 
 LEADING = Gauge("millstream_fleet_leading", "1 where this process knows the fleet's signals.")
 LEDGER_BEHIND = Gauge(
@@ -39,6 +42,32 @@ class SignalMetrics(Collector):
                 _add_pool(pools, [model.model, pool.version, pool.type], pool)
         yield from demand.values()
         yield from pools.values()
+
+
+class MachineMetrics(Collector):
+    """The provider's machines as metrics; none while this process does not lead."""
+
+    def __init__(self) -> None:
+        self.known: MachineList | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["model", "type", "state"]
+        machines = GaugeMetricFamily(
+            "millstream_fleet_machines", "Machines of the provider's list.", labels=labels
+        )
+        prices = GaugeMetricFamily(
+            "millstream_fleet_price_per_hour",
+            "What the machines that there are cost in an hour, in the currency of their type.",
+            labels=["type"],
+        )
+        if known := self.known:
+            counts = Counted((m.model, m.type, m.state.value) for m in known.machines.values())
+            for names, count in counts.items():
+                machines.add_metric(names, count)
+            there = Counted(m.type for m in known.machines.values() if m.state.exists)
+            for kind in known.types.values():
+                prices.add_metric([kind.name], there[kind.name] * kind.price_per_hour / MICRO)
+        yield from (machines, prices)
 
 
 def _priority_families() -> dict[str, GaugeMetricFamily]:
@@ -90,5 +119,6 @@ def _add(family: GaugeMetricFamily, labels: list[str], value: float | None) -> N
         family.add_metric(labels, value)
 
 
-SIGNALS = SignalMetrics()
+SIGNALS, MACHINES = SignalMetrics(), MachineMetrics()
 REGISTRY.register(SIGNALS)
+REGISTRY.register(MACHINES)

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from fleet import model_wakes
 from fleet.load_times import LoadTimes
-from fleet.metrics import PLAN_CHANGES
+from fleet.metrics import MACHINES, PLAN_CHANGES
 from fleet.plan_step import apply_decision
 from fleet.planner.planner import Planner
 from fleet.planning_state import build_state
@@ -67,6 +67,7 @@ class PlanKeeper:
             for changed in (subjects.FLEET_MACHINES_CHANGED, subjects.FLEET_ORDERS_CHANGED):
                 subscription = await self._broker.subscribe(changed, self._on_change)
                 stack.push_async_callback(subscription.unsubscribe)
+            stack.callback(_clear_metrics)
             await self._collector.collected.wait()
             while True:
                 self._woken.clear()
@@ -84,6 +85,7 @@ class PlanKeeper:
             self._plan = await self._store.read_plan()
             self._loads = LoadTimes(self._plan.load_seconds, self._broker.clock.now())
         known, orders = await self._store.read_machines(), await self._store.read_orders()
+        MACHINES.known = known
         if known.types:
             self._plan = await self._decide(self._plan, known, orders)
             await self._tell_wakes(self._plan, known)
@@ -154,6 +156,10 @@ class PlanKeeper:
                 await self._woken.wait()
         except TimeoutError:
             return
+
+
+def _clear_metrics() -> None:
+    MACHINES.known = None
 
 
 def _new_id() -> str:
