@@ -336,7 +336,7 @@ OPERATIONS = {
         Operation(
             "aliases.back",
             "POST",
-            "/aliases/{name:path}/back",
+            "/alias-returns/{name:path}",
             "operator",
             AliasNameArguments,
             "Make an alias mean what it meant before",
@@ -469,7 +469,7 @@ OPERATIONS = {
         Operation(
             "fleet.pause",
             "POST",
-            "/fleet/pause",
+            "/fleet-pauses",
             "operator",
             FleetPauseArguments,
             "Decide nothing about machines for a time",
