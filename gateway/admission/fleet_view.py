@@ -93,6 +93,10 @@ class FleetView:
         waking, heard_at = self._news.get(model, (None, 0.0))
         return waking if self._broker.clock.now() - heard_at < NEWS_SECONDS else None
 
+    def note_awake(self, model: str) -> None:
+        """Forget the news of a model's wake, which is over: it has a worker."""
+        self._news.pop(model, None)
+
     @contextmanager
     def listening(self, model: str, on_waking: OnWaking) -> Iterator[None]:
         """Call `on_waking` with the news of a model's wake while the block runs; "": of all.

@@ -107,6 +107,8 @@ class Submitter:
             log.warning("pressure_ignored", subject=msg.subject, reason=str(error))
             return
         self._load_shedders[pressure.model].update(pressure, time.monotonic())
+        if pressure.workers:
+            self._fleet.note_awake(pressure.model)
         self.has_had_workers = self.has_had_workers or pressure.workers > 0
 
     def worker_count(self, model: str) -> int:
