@@ -93,12 +93,11 @@ class PlanKeeper:
     async def _decide(self, plan: FleetPlan, known: MachineList, orders: FleetOrders) -> FleetPlan:
         """Return the plan as it holds: stored anew if a decision or a measurement changes it."""
         report, models = self._collector.measure(), self._registry.models
-        versions = {name: model.default_version for name, model in models.items()}
         for name, seconds in self._loads.measure(known.machines).items():
             machine = known.machines[name]
             log.info("model_loaded", machine=name, model=machine.model, seconds=round(seconds, 3))
         window, curves = self._collector.window, await self._read_curves(report.at)
-        state = build_state(known, plan, orders, window, report, versions, curves)
+        state = build_state(known, plan, orders, window, report, models, curves)
         decision = self._planner.decide(state, report.at)
         loads = {name: dict(each) for name, each in self._loads.by_model.items()}
         woken = {} if state.is_paused else model_wakes.find_cold_starts(models, known, loads)

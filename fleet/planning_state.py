@@ -1,7 +1,6 @@
 """The state by which the planner decides, from signals, records and what workers say. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from fleet.planner.fleet_state import (
     FleetState,
@@ -14,12 +13,12 @@ from fleet.planner.fleet_state import (
 from fleet.signals.arrival_rates import AcceptedRate
 from fleet.signals.signal_report import ModelSignals, PrioritySignals, SignalReport
 from fleet.signals.signal_window import SignalWindow
+from registry.models import Model
 from streams.messages import Heartbeat, Pressure
 from streams.records.fleet.curves import Curve
 from streams.records.fleet.fleet_orders import FleetOrders
 from streams.records.fleet.fleet_plan import FleetPlan
 from streams.records.fleet.machine_list import MachineList, MachineState
-from streams.records.fleet.model_policy import ModelPolicy
 from streams.records.fleet.step_times import CapacityGoals, RequestShape
 from streams.subjects import Priority
 
@@ -32,24 +31,22 @@ def build_state(
     orders: FleetOrders,
     window: SignalWindow,
     report: SignalReport,
-    models: Mapping[str, str],
+    models: Mapping[str, Model],
     curves: Mapping[str, Curve],
 ) -> FleetState:
     """Return the fleet as it is known now.
 
-    `models` has the default version of each registered model, and `curves` what is known of machine
-    types, by `TYPE/MODEL@VERSION`.
+    `models` are those that are registered, by name, and `curves` what is known of machine types, by
+    `TYPE/MODEL@VERSION`.
     """
     signals = {each.model: each for each in report.models}
     beats = window.heartbeats()
+    heard = [beat for beat, _ in beats]
     return FleetState(
         types=known.types,
         models={
-            name: replace(
-                _planned_model(name, known, signals.get(name), window, [beat for beat, _ in beats]),
-                capacities=_capacities(name, version, known, signals.get(name), curves),
-            )
-            for name, version in models.items()
+            name: _planned_model(model, known, signals.get(name), window, heard, curves)
+            for name, model in models.items()
         },
         wanted=plan.wanted_at(report.at),
         machines=known.machines,
@@ -58,19 +55,26 @@ def build_state(
             for beat, at in beats
         },
         overrides=orders.valid_at(report.at),
+        budget_per_hour=known.budget_per_hour,
         is_paused=report.at < orders.paused_until,
     )
 
 
 def _planned_model(
-    name: str,
+    model: Model,
     known: MachineList,
     signals: ModelSignals | None,
     window: SignalWindow,
     beats: list[Heartbeat],
+    curves: Mapping[str, Curve],
 ) -> PlannedModel:
+    name, bounds = model.name, known.policy_of(model.name)
+    shape = mean_shape(signals) if signals else None
+    of_types = {kind: curves.get(f"{kind}/{name}@{model.default_version}") for kind in known.types}
     return PlannedModel(
-        policy=_scaling_policy(known.policy_of(name)),
+        policy=ScalingPolicy(
+            bounds.min_workers, bounds.max_workers, bounds.warm_pools, bounds.idle_seconds
+        ),
         demand={
             each.priority: _demand(
                 each, window.recent_rate(name, each.priority), window.pressure(name)
@@ -78,29 +82,31 @@ def _planned_model(
             for each in (signals.priorities if signals else ())
             if each.priority in _PRIORITIES
         },
+        capacities=_capacities(of_types, shape, _strictest_goals(model)),
         running=_count_running(name, known, beats),
         output_share=_output_share(window.recent_rate(name, each) for each in _PRIORITIES),
     )
 
 
-def _capacities(
-    name: str,
-    version: str,
-    known: MachineList,
-    signals: ModelSignals | None,
-    curves: Mapping[str, Curve],
-) -> dict[str, MachineCapacity]:
-    """What a machine of each type carries of a model, as its requests are now, where that is known.
+def _strictest_goals(model: Model) -> CapacityGoals:
+    """The shortest time to the first token that is a goal of the model at any priority."""
+    told = [each.time_to_first_token_ms for each in model.goals.values()]
+    goals = [each / 1000 for each in told if each is not None]
+    return CapacityGoals(min(goals, default=ScalingPolicy.goal_seconds))
 
-    Before any has ended, they are taken to be like those of the curve's first point.
+
+def _capacities(
+    curves: Mapping[str, Curve | None], shape: RequestShape | None, goals: CapacityGoals
+) -> dict[str, MachineCapacity]:
+    """What a machine of each type carries as requests are now, where there is a curve.
+
+    Before any request has ended, they are taken to be like those of the curve's first point.
     """
-    goal = CapacityGoals(first_token_seconds=_scaling_policy(known.policy_of(name)).goal_seconds)
-    told, found = mean_shape(signals) if signals else None, dict[str, MachineCapacity]()
-    for kind in known.types:
-        curve = curves.get(f"{kind}/{name}@{version}")
-        shape = curve and (told or curve.usual_shape)
-        if curve and shape:
-            found[kind] = _machine_capacity(curve, shape, goal)
+    found = dict[str, MachineCapacity]()
+    for kind, curve in curves.items():
+        wanted = curve and (shape or curve.usual_shape)
+        if curve and wanted:
+            found[kind] = _machine_capacity(curve, wanted, goals)
     return found
 
 
@@ -119,10 +125,6 @@ def mean_shape(signals: ModelSignals) -> RequestShape | None:
     return RequestShape(
         sum(each.prompt_tokens for each in signals.priorities) / ended, output / ended
     )
-
-
-def _scaling_policy(policy: ModelPolicy) -> ScalingPolicy:
-    return ScalingPolicy(policy.min_workers, policy.max_workers, idle_seconds=policy.idle_seconds)
 
 
 def _demand(

@@ -6,14 +6,12 @@ prompt and output tokens a second.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from streams.records.fleet.fleet_orders import MachineOrder
 from streams.records.fleet.fleet_plan import WantedMachine
 from streams.records.fleet.machine_list import Machine
 from streams.records.fleet.machine_types import MachineType
-
-DAY_SECONDS = 86400
+from streams.records.fleet.model_policy import WarmPool
 
 
 @dataclass(frozen=True)
@@ -43,31 +41,6 @@ class PriorityDemand:
     def is_none_asked_for(self) -> bool:
         """True if somebody has told that nothing arrives and nothing waits."""
         return self.tokens_per_second == 0 and self.queued == 0
-
-
-@dataclass(frozen=True)
-class WarmPool:
-    """Workers that there are at the least in a part of each day, in seconds after midnight UTC.
-
-    One that ends before it begins, or when it begins, lasts over midnight. `weekdays` are the days
-    on which it begins, Monday is 0.
-    """
-
-    begins: int
-    ends: int
-    workers: int
-    weekdays: frozenset[int] = frozenset(range(7))
-
-    def is_open_at(self, now: float) -> bool:
-        """Return True if the pool is wanted at a time."""
-        second = now % DAY_SECONDS
-        begun_today = second >= self.begins
-        if self.begins < self.ends and not (begun_today and second < self.ends):
-            return False
-        if self.begins >= self.ends and not (begun_today or second < self.ends):
-            return False
-        day = datetime.fromtimestamp(now if begun_today else now - DAY_SECONDS, UTC)
-        return day.weekday() in self.weekdays
 
 
 @dataclass(frozen=True)

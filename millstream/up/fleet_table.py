@@ -1,18 +1,20 @@
 """The table `[fleet]` of the configuration file of `millstream up`: which machines there may be."""
 
 import json
-from typing import Literal, Self
+from datetime import time
+from typing import Literal, Self, get_args
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
 from registry.price_records import CURRENCY, HourPrice
 from simulation.step_model import StepModel
 from streams.base_settings import Slug
 from streams.records.fleet.machine_types import MachineType
-from streams.records.fleet.model_policy import ModelPolicy
+from streams.records.fleet.model_policy import ModelPolicy, WarmPool
 from streams.usage_accounts import MICRO
 
 _LONGEST_SECONDS = 86400.0
+Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
 class _Table(BaseModel):
@@ -81,6 +83,40 @@ class MachineTypeTable(_Table):
         )
 
 
+class WarmPoolTable(_Table):
+    """A table `[[fleet.models.NAME.warm_pools]]`: workers that are there at certain hours, UTC."""
+
+    workers: int = Field(ge=1, description="workers that there are at the least meanwhile")
+    begins: time = Field(description="when they are there, UTC, as 08:00")
+    ends: time = Field(description="until when, UTC; before `begins`: on the next day")
+    weekdays: tuple[Weekday, ...] = Field(
+        get_args(Weekday), min_length=1, description="days on which it begins: mon, tue, …"
+    )
+
+    @field_validator("begins", "ends", mode="before")
+    @classmethod
+    def _is_a_time(cls, value: object) -> object:
+        """TOML has times of its own, and text is taken, too; a number would be seconds."""
+        if isinstance(value, time | str):
+            return value
+        raise ValueError("write a time of day of UTC, as 08:00")
+
+    @property
+    def record(self) -> WarmPool:
+        """The pool as the planner takes it."""
+        days = get_args(Weekday)
+        return WarmPool(
+            _second_of_day(self.begins),
+            _second_of_day(self.ends),
+            self.workers,
+            tuple(days.index(each) for each in self.weekdays),
+        )
+
+
+def _second_of_day(moment: time) -> int:
+    return 3600 * moment.hour + 60 * moment.minute + moment.second
+
+
 class ModelTable(_Table):
     """A table `[fleet.models.NAME]`: how many workers a model may have."""
 
@@ -88,6 +124,9 @@ class ModelTable(_Table):
     max_workers: int = Field(4, ge=0, description="workers that there are at most")
     idle_seconds: float | None = Field(
         None, ge=0, description="time without requests after which workers go; none: the fleet's"
+    )
+    warm_pools: tuple[WarmPoolTable, ...] = Field(
+        (), description="workers that there are at the least at certain hours"
     )
 
     @model_validator(mode="after")
@@ -108,10 +147,21 @@ class FleetTable(_Table):
     idle_seconds: float = Field(
         300, ge=0, description="time without requests after which a model's workers go"
     )
+    budget_per_hour: HourPrice | None = Field(
+        None, description="most that all machines may cost in an hour; none: any amount"
+    )
     models: dict[str, ModelTable] = Field({}, description="how many workers each model may have")
     types: dict[Slug, MachineTypeTable] = Field(
         min_length=1, description="kinds of machines, by name"
     )
+
+    @model_validator(mode="after")
+    def _has_one_currency(self) -> Self:
+        currencies = {table.currency for table in self.types.values()}
+        if self.budget_per_hour is not None and len(currencies) > 1:
+            found = ", ".join(sorted(currencies))
+            raise ValueError(f"budget_per_hour needs types of one currency; there are: {found}")
+        return self
 
     @property
     def policies(self) -> dict[str, ModelPolicy]:
@@ -121,6 +171,7 @@ class FleetTable(_Table):
                 table.min_workers,
                 table.max_workers,
                 self.idle_seconds if table.idle_seconds is None else table.idle_seconds,
+                tuple(each.record for each in table.warm_pools),
             )
             for name, table in self.models.items()
         }
@@ -129,6 +180,11 @@ class FleetTable(_Table):
     def policy(self) -> ModelPolicy:
         """How many workers any other model may have."""
         return ModelPolicy(idle_seconds=self.idle_seconds)
+
+    @property
+    def budget(self) -> int | None:
+        """The budget of an hour as types' prices are; None: any amount."""
+        return None if self.budget_per_hour is None else int(self.budget_per_hour * MICRO)
 
     @property
     def records(self) -> dict[str, MachineType]:

@@ -60,7 +60,9 @@ class ProcessProvider:
         assert table is not None
         left = await self._store.read_machines()
         known = machine_life.resume(left, table.records)
-        known = replace(known, policies=table.policies, policy=table.policy)
+        known = replace(
+            known, policies=table.policies, policy=table.policy, budget_per_hour=table.budget
+        )
         self._known = await self._store.write_machines(known)
         self._files.remove_ended(left.machines.keys() - known.machines.keys(), known.machines)
 

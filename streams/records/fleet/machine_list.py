@@ -61,12 +61,15 @@ class MachineList(CasRecord):
     """The types that a provider offers, and its machines by the ids of the plan.
 
     `policies` are those of the table `[fleet]`, by model, and `policy` that of any other one.
+    `budget_per_hour` is the most that all machines may cost in an hour, as types' prices are; None:
+    any amount.
     """
 
     types: Mapping[str, MachineType] = field(default_factory=dict)
     machines: Mapping[str, Machine] = field(default_factory=dict)
     policies: Mapping[str, ModelPolicy] = field(default_factory=dict)
     policy: ModelPolicy = field(default_factory=ModelPolicy)
+    budget_per_hour: int | None = None
 
     @classmethod
     def unpack(cls, data: bytes, revision: int) -> Self:
@@ -79,12 +82,13 @@ class MachineList(CasRecord):
             )
             for name, each in wire["machines"].items()
         }
-        policies = {
-            k: messages.from_wire(ModelPolicy, v) for k, v in wire.get("policies", {}).items()
-        }
-        policy = messages.from_wire(ModelPolicy, wire.get("policy", {}))
         return cls(
-            types=types, machines=machines, policies=policies, policy=policy, revision=revision
+            types=types,
+            machines=machines,
+            policies={k: ModelPolicy.from_map(v) for k, v in wire.get("policies", {}).items()},
+            policy=ModelPolicy.from_map(wire.get("policy", {})),
+            budget_per_hour=wire.get("budget_per_hour"),
+            revision=revision,
         )
 
     def policy_of(self, model: str) -> ModelPolicy:

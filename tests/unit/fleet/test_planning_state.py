@@ -8,6 +8,7 @@ import pytest
 from fleet.planner.planner import Planner
 from fleet.planning_state import build_state
 from fleet.signals.signal_window import SignalWindow
+from registry.models import mock_model
 from streams.messages import Heartbeat, Pressure
 from streams.records.fleet.curves import Curve, CurvePoint, CurveSource
 from streams.records.fleet.fleet_orders import FleetOrders, MachineOrder
@@ -48,7 +49,7 @@ def test_what_nobody_tells_is_unknown() -> None:
     """A machine that runs and is not heard may be busy: nothing is shot down for it."""
     window = SignalWindow(10)
     state = build_state(
-        KNOWN, PLAN, FleetOrders(), window, window.report(NOW, {}), {"mock": "1"}, {}
+        KNOWN, PLAN, FleetOrders(), window, window.report(NOW, {}), {"mock": mock_model()}, {}
     )
     model = state.models["mock"]
     assert (model.running, model.is_none_asked_for) == (None, False)
@@ -65,7 +66,9 @@ def test_what_is_told_is_there() -> None:
         machines=[MachineOrder("small", "mock", 2, NOW + 1), MachineOrder("old", "mock", 2, NOW)],
         paused_until=NOW + 5,
     )
-    state = build_state(KNOWN, PLAN, orders, window, window.report(NOW, {}), {"mock": "1"}, {})
+    state = build_state(
+        KNOWN, PLAN, orders, window, window.report(NOW, {}), {"mock": mock_model()}, {}
+    )
     model = state.models["mock"]
     told = model.demand["standard"]
     assert (told.accepted_tokens_per_second, told.refused_tokens_per_second) == (300.0, 0.0)
@@ -102,7 +105,7 @@ def test_curves_say_what_a_machine_carries() -> None:
             FleetOrders(),
             window,
             window.report(NOW, {}),
-            {"mock": "1"},
+            {"mock": mock_model()},
             {curve.name: known},
         )
         found = state.models["mock"].capacities["small"]
@@ -122,6 +125,6 @@ def test_a_worker_goes_when_it_idles_and_stays_when_its_beats_are_lost(is_heard:
         if is_heard or second < 60:
             window.add_heartbeat(idle if is_heard else beat(1), now)
         report = window.report(now, {"mock": ()})
-        state = build_state(known, PLAN, FleetOrders(), window, report, {"mock": "1"}, {})
+        state = build_state(known, PLAN, FleetOrders(), window, report, {"mock": mock_model()}, {})
         ended += [each.machine for each in planner.decide(state, now).ends]
     assert bool(ended) is is_heard

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gpu_worker.settings import WorkerSettings
 from millstream.settings_loader import load_settings
 from millstream.up import model_registration, nats_server, ports
 from millstream.up.broker_accounts import BrokerAccounts, mint_accounts
 from millstream.up.data_directory import DataDirectory, DataDirectoryInUse, open_data_directory
-from millstream.up.fleet_table import FleetTable, MachineTypeTable
+from millstream.up.fleet_table import FleetTable, MachineTypeTable, ModelTable
 from millstream.up.launch_plan import DRAIN_SHARES, LaunchPlan
 from millstream.up.ready_message import render_ready_message
 from millstream.up.settings import UpSettings
@@ -26,6 +27,7 @@ from registry.credentials.key_pepper import read_pepper
 from simulation.step_model import StepModel
 from streams.base_settings import cache_directory
 from streams.records.fleet.machine_list import Machine, MachineState
+from streams.records.fleet.model_policy import ModelPolicy, WarmPool
 
 PlanOf = Callable[..., LaunchPlan]
 
@@ -382,3 +384,45 @@ def curl_words(message: str) -> list[str]:
 def test_up_ends_within_ten_seconds_of_a_signal() -> None:
     """Whoever stops it waits that long and then kills."""
     assert UpSettings().shutdown_timeout_seconds < 10
+
+
+def test_the_fleets_bounds_are_those_of_its_table() -> None:
+    """Hours are told as people write them; the provider hands all of it to the planner."""
+    pool = {"workers": 2, "begins": "22:00", "ends": "06:30", "weekdays": ["fri", "sat"]}
+    table = FleetTable.model_validate(
+        {
+            "budget_per_hour": "2.5",
+            "models": {"mock": {"max_workers": 3, "warm_pools": [pool]}},
+            "types": {"small": {"price_per_hour": 1}},
+        }
+    )
+    assert table.budget == 2_500_000
+    expected = ModelPolicy(0, 3, 300.0, (WarmPool(22 * 3600, 6 * 3600 + 1800, 2, (4, 5)),))
+    assert table.policies == {"mock": expected}
+
+
+@pytest.mark.parametrize(
+    ("pool", "reason"),
+    [
+        ({"begins": 8}, "write a time of day"),
+        ({"begins": "25:00"}, "begins"),
+        ({"weekdays": []}, "weekdays"),
+        ({"weekdays": ["monday"]}, "weekdays"),
+        ({"workers": 0}, "workers"),
+    ],
+)
+def test_hours_that_do_not_parse_are_refused(pool: dict[str, object], reason: str) -> None:
+    """Else a pool would silently be open at other hours."""
+    told = {"workers": 1, "begins": "08:00", "ends": "18:00", **pool}
+    with pytest.raises(ValidationError, match=reason):
+        ModelTable.model_validate({"warm_pools": [told]})
+
+
+def test_a_budget_is_of_one_currency() -> None:
+    """Prices of two currencies have no sum."""
+    types = {
+        "a": {"price_per_hour": 1, "currency": "USD"},
+        "b": {"price_per_hour": 1, "currency": "EUR"},
+    }
+    with pytest.raises(ValidationError, match="one currency; there are: EUR, USD"):
+        FleetTable.model_validate({"budget_per_hour": 3, "types": types})

@@ -10,7 +10,7 @@ from streams.records.fleet.fleet_orders import FleetOrders, MachineOrder
 from streams.records.fleet.fleet_plan import FleetChange, FleetPlan, WantedMachine
 from streams.records.fleet.machine_list import Machine, MachineList, MachineState
 from streams.records.fleet.machine_types import MachineType
-from streams.records.fleet.model_policy import ModelPolicy
+from streams.records.fleet.model_policy import ModelPolicy, WarmPool
 from streams.records.fleet.waking import InvalidWaking, Waking, parse_waking
 
 WANTED = WantedMachine("small", "mock", "set by an operator", 100.0)
@@ -32,7 +32,8 @@ def test_records_read_back_as_they_were_written() -> None:
     machines = MachineList(
         types={"small": kind},
         machines={"m-1": machine},
-        policies={"mock": ModelPolicy(1, 4, 60.0)},
+        policies={"mock": ModelPolicy(1, 4, 60.0, (WarmPool(0, 60, 2),))},
+        budget_per_hour=9,
         policy=ModelPolicy(idle_seconds=9.0),
     )
     assert MachineList.unpack(machines.pack(), 9) == replace(machines, revision=9)

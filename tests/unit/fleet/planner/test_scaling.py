@@ -11,9 +11,9 @@ from fleet.planner.fleet_state import (
     MachineCapacity,
     PlannedModel,
     ScalingPolicy,
-    WarmPool,
 )
 from streams.records.fleet.machine_types import MachineType
+from streams.records.fleet.model_policy import WarmPool
 from tests.unit.fleet.planner.small_fleet import BOOT, MODEL, SMALL, SmallFleet, asked, model_of
 
 
@@ -56,7 +56,7 @@ def test_demand_that_goes_and_comes_again_changes_nothing() -> None:
 def test_a_warm_pool_is_there_when_it_begins() -> None:
     """Machines are ordered one boot time before."""
     noon = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()  # a Monday
-    pool = WarmPool(12 * 3600, 13 * 3600, 3, frozenset({0}))
+    pool = WarmPool(12 * 3600, 13 * 3600, 3, (0,))
     fleet = SmallFleet({"small": SMALL}, now=noon - 100)
     models = {MODEL: model_of(asked(), warm_pools=[pool])}
     fleet.run(69, models)
