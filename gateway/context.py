@@ -175,8 +175,8 @@ class GatewayContext:
         return self.submitter.has_had_workers
 
     def is_asleep(self, model: str) -> bool:
-        """Return True if a model has no worker, and the fleet starts one when it is asked for."""
-        return not self.submitter.worker_count(model) and self.fleet.cold_start(model) is not None
+        """Return True if a model is known to have no worker, and the fleet starts one on demand."""
+        return self.submitter.has_no_worker(model) and self.fleet.cold_start(model) is not None
 
     @property
     def worker_counts(self) -> dict[str, int]:

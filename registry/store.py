@@ -59,7 +59,7 @@ class VersionExists(MillstreamError):
 
 
 class AliasMoved(MillstreamError):
-    """An alias does not mean what whoever wanted to move it thought, or nothing to go back to."""
+    """An alias has another target than was expected, or no earlier one to go back to."""
 
     code = "alias_moved"
 

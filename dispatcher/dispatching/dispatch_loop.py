@@ -103,20 +103,26 @@ class DispatchLoop:
     def resolve_version(self, item: QueuedRequest) -> str | None:
         """Return the id of the model version that would serve a request now.
 
-        That is the version that the request pins, else the model's default. If that takes other
-        tokens than those of the request, it is the version that the request was tokenised for. None
-        if the registry does not have it.
+        That is the version that the request pins, else the model's default. If no worker serves
+        that now, or it takes other tokens than those of the request, it is one that takes them and
+        is served: a new version may still be loading. None if the registry does not have it.
         """
         model = self._registry.models.get(self._state.model)
         if model is None:
             return None
-        if item.version or item.tokenized_for in ("", model.default_version):
-            version = model.versions.get(item.version or model.default_version)
-        else:
-            version = model.versions.get(item.tokenized_for)
-            if version and model.default.takes_prompts_of(version):
-                version = model.default
-        return version.id if version else None
+        if item.version:
+            return item.version if item.version in model.versions else None
+        made_for = model.versions.get(item.tokenized_for or model.default_version)
+        if made_for is None:
+            return None
+        count_workers = self._state.fleet.count_workers
+        if made_for is model.default and count_workers(made_for.id):
+            return made_for.id
+        newest_first = reversed(model.versions.values())
+        fitting = [
+            v for v in (model.default, made_for, *newest_first) if v.takes_prompts_of(made_for)
+        ]
+        return next((v for v in fitting if count_workers(v.id)), fitting[0]).id
 
     def _reject(self, item: QueuedRequest) -> None:
         self._state.queue.remove(item.request_id)

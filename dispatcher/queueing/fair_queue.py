@@ -137,7 +137,7 @@ class FairQueue:
     def candidates(self, now: float) -> Iterator[QueuedRequest]:
         """Yield the queued requests that may be dispatched next, best first; none is removed.
 
-        They come by priority, then by their tenants' counters. For each priority and pinned model
+        They come by priority, then by their tenants' counters. For each priority and wanted
         version they are: the first request of the tenants below their fair share, the first of
         those above it, and the first of each tenant that does not use all capacity reserved for it.
         The caller passes one of them to `reserve`, or skips it. The queue may change meanwhile.
@@ -349,7 +349,7 @@ class FairQueue:
     def tenant_queues(self) -> Iterator[tuple[str, Priority, TenantQueue]]:
         """Yield the tenant, the priority and the queue itself of every queue that is not empty.
 
-        A tenant has a queue for each priority and pinned model version.
+        A tenant has a queue for each priority and wanted version.
         """
         for priority, version_queues in self._version_queues.items():
             for version_queue in version_queues.values():

@@ -1,6 +1,6 @@
-"""Queued requests, grouped by priority, pinned version and tenant. Pure.
+"""Queued requests, grouped by priority, wanted version and tenant. Pure.
 
-A `VersionQueue` holds the tenants' queues of one priority and one pinned version, and finds the
+A `VersionQueue` holds the tenants' queues of one priority and one wanted version, and finds the
 tenant that is next in it.
 """
 
@@ -37,7 +37,7 @@ class QueuedRequest:
     accepted: int  # epoch ms
     deadline: int  # epoch ms
     route: str
-    version: str  # "": the model's default
+    version: str  # pinned; "": none
     seq: int
     reply: str
     is_removed: bool = False
@@ -83,7 +83,7 @@ class QueuedRequest:
 
 @dataclass(slots=True)
 class TenantQueue:
-    """A tenant's queued requests of one priority and one pinned model version, oldest first.
+    """A tenant's queued requests of one priority and one wanted version, oldest first.
 
     Removed requests stay in `items` for a while, marked by `is_removed`. `queued` and `tokens`
     count the others: requests, and the tokens that they reserve.
@@ -126,7 +126,7 @@ def _sequence(item: QueuedRequest) -> int:
 
 
 class VersionQueue:
-    """The queued requests of one priority and one pinned model version, by tenant.
+    """The queued requests of one priority and one wanted version, by tenant.
 
     The tenant with the lowest counter (service so far over weight) is next. Tenants below and above
     their fair share are ordered apart, since those above it may have to wait when the others need

@@ -77,7 +77,7 @@ class FleetView:
         return self._plan.cold_starts.get(model) if self._machines.types else None
 
     def seconds_to_worker(self, model: str) -> float | None:
-        """Return the time until a model without workers has one; None if the fleet wakes it not.
+        """Return the seconds until a model at zero has a worker; None if no fleet wakes it.
 
         As the fleet says of a wake under way, else that of a whole cold start.
         """

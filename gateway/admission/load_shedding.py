@@ -75,6 +75,11 @@ class LoadShedder:
         """The number of workers that serve the model, by the last report; 0 before the first."""
         return self._pressure.workers if self._pressure else 0
 
+    @property
+    def has_no_worker(self) -> bool:
+        """True if a report has said that no worker serves the model."""
+        return self._pressure is not None and not self._pressure.workers
+
     def update(self, pressure: Pressure, now: float) -> None:
         """Take a new report of the model's dispatcher, which arrived at `now`.
 

@@ -115,6 +115,10 @@ class Submitter:
         """Return how many workers serve a model, by its dispatcher's last report; 0 without one."""
         return self._load_shedders[model].worker_count if model in self._load_shedders else 0
 
+    def has_no_worker(self, model: str) -> bool:
+        """Return True if a model's dispatcher has said that no worker serves it."""
+        return model in self._load_shedders and self._load_shedders[model].has_no_worker
+
     async def compute_digest(self, validated: ValidatedRequest) -> str:
         """Return the digest of a request's submission; waits for a thread if the request is large.
 

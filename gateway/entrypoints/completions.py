@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -63,7 +64,7 @@ async def serve(
         return None
 
 
-async def _follow_wake(context: GatewayContext, model: str) -> AsyncIterator[bytes]:
+async def _follow_wake(context: GatewayContext, model: str) -> AsyncGenerator[bytes]:
     """Yield how far the wake of a model is, as comments of a stream of server-sent events."""
     async for waking in context.fleet.follow(model):
         left = waking.seconds_left(context.broker.clock.now())
@@ -154,7 +155,7 @@ class CompletionStream:
         head = AnswerHead(request_id, self._created, ticket.prompt_tokens, index)
         return answer_format.start_events(self._body, parser, head)
 
-    async def run(self, comments: AsyncIterator[bytes] | None = None) -> None:
+    async def run(self, comments: AsyncGenerator[bytes] | None = None) -> None:
         """Send the headers and all events, and return when the stream has ended.
 
         `comments` are sent as they come until a worker has begun.
@@ -184,13 +185,15 @@ class CompletionStream:
             while not await self._send_next():
                 pass
         except Ended as error:
+            self._has_started = True  # no comment may come behind the last event
             await self._write(self._events[0].failure(error), last=True)
 
-    async def _send_comments(self, comments: AsyncIterator[bytes]) -> None:
-        async for comment in comments:
-            if self._has_started:
-                return
-            await self._write(comment)
+    async def _send_comments(self, comments: AsyncGenerator[bytes]) -> None:
+        async with aclosing(comments):
+            async for comment in comments:
+                if self._has_started:
+                    return
+                await self._write(comment)
 
     async def _ping(self) -> None:
         # A timeout around each wait for a record would cost a tenth of the stream's whole work

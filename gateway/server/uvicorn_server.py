@@ -107,9 +107,9 @@ def _inherit(descriptor: int) -> socket.socket:
     except OSError as error:
         raise DescriptorUnusable(descriptor, error.strerror or str(error)) from error
     is_tcp = inherited.family in (socket.AF_INET, socket.AF_INET6)
-    if not is_tcp or inherited.type is not socket.SOCK_STREAM:
+    if not is_tcp or inherited.type is not socket.SOCK_STREAM or not inherited.getsockname()[1]:
         inherited.detach()  # it is not ours to close
-        raise DescriptorUnusable(descriptor, "it is no TCP socket")
+        raise DescriptorUnusable(descriptor, "it is no bound TCP socket")
     inherited.set_inheritable(False)
     return inherited
 

@@ -116,7 +116,7 @@ class Loader:
                 settings.max_batch_tokens,
                 None,
             )
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # best effort: the engine is loaded
             log.debug("model_memory_unknown", model=model.name, reason=repr(error))
             return {}
         return {

@@ -102,11 +102,11 @@ class _LoadedModel:
 class EvictionPlanner:
     """Tracks which of one worker's models are loaded, and decides which to load or evict next.
 
-    `budget` and `shares` (the most memory of each model) are bytes; no share is larger than the
-    budget. Both may be replaced by `plan`. A loaded model is kept for at least
-    `min_residency_seconds`. The planner loads nothing: its caller does, and reports it by
-    `mark_loading` before memory is taken and `mark_closed` when it was given back. `now` is in
-    seconds of any one clock.
+    `budget`, `shares` (the most memory of each model) and `needs` (the least with which each can be
+    loaded; its share if it is not there) are bytes; no share is larger than the budget. All may be
+    replaced by `plan`. A loaded model is kept for at least `min_residency_seconds`. The planner
+    loads nothing: its caller does, and reports it by `mark_loading` before memory is taken and
+    `mark_closed` when it was given back. `now` is in seconds of any one clock.
     """
 
     budget: int

@@ -57,11 +57,11 @@ class ServedModelsFollower:
         self._memory, self._make_model = memory, make_model
         self._changed = asyncio.Event()
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        self._meant: dict[str, str] = {}  # by name, the MODEL@VERSION that it last was served as
+        self._resolved: dict[str, str] = {}  # by name, the MODEL@VERSION that it last was served as
         self._pins = self._new_pins = read_pinned_models(settings.nats_files.creds)
         self._new_since = 0.0
         self._replaced_by: dict[str, str] = {}  # what names meant before, and what they mean now
-        self._told: dict[str, str] = {}  # why names are not served, as it was logged
+        self._logged_reasons: dict[str, str] = {}  # why names are not served, as it was logged
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +80,7 @@ class ServedModelsFollower:
                 self._changed.clear()
                 await self._follow(tasks)
                 try:
-                    async with asyncio.timeout(RECHECK_SECONDS if self._told else None):
+                    async with asyncio.timeout(RECHECK_SECONDS if self._logged_reasons else None):
                         await self._changed.wait()
                 except TimeoutError:
                     continue
@@ -108,14 +108,14 @@ class ServedModelsFollower:
                 model, version = await self._resolve(name, pins, wanted)
             except _NotServed as problem:
                 problems[name] = problem
-                found = self._find(self._meant.get(name))
+                found = self._find(self._resolved.get(name))
                 if found is None:
                     continue
                 model, version = found  # a version that cannot be served leaves that before it
-            key, before = f"{model.name}@{version.id}", self._meant.get(name)
+            key, before = f"{model.name}@{version.id}", self._resolved.get(name)
             if before not in (None, key):
                 self._replaced_by[before] = key
-            self._meant[name] = key
+            self._resolved[name] = key
             wanted[key] = model, version
         self._replaced_by = {k: new for k, new in self._replaced_by.items() if k not in wanted}
         return wanted, problems
@@ -132,7 +132,10 @@ class ServedModelsFollower:
         if key in self._manager.models:
             return found
         if self._settings.tensor_parallel_size > 1 and {*wanted, *self._manager.models}:
-            raise _NotServed("refused", "a worker with --tensor-parallel-size serves one model")
+            raise _NotServed(
+                "refused",
+                f"a worker with --tensor-parallel-size serves one version: restart it for {key}",
+            )
         if not pins.has(model.name, version.id):
             raise _NotServed("not_permitted", pins.explain(self._settings.id, key))
         try:
@@ -215,12 +218,14 @@ class ServedModelsFollower:
 
     def _tell(self, problems: Mapping[str, _NotServed]) -> None:
         """Log what cannot be served, once for each reason, and have heartbeats tell it."""
-        for name in self._told.keys() - problems.keys():
+        for name in self._logged_reasons.keys() - problems.keys():
             self._manager.not_loaded.pop(name, None)
         for name, problem in problems.items():
             text = str(problem)[:MAX_REASON]
             self._manager.not_loaded[name] = text
-            if self._told.get(name) != text:
+            if self._logged_reasons.get(name) != text:
                 log.warning("model_not_served", model=name, kind=problem.reason, reason=text)
                 LOAD_FAILURES.labels(name.partition("@")[0], problem.reason).inc()
-        self._told = {name: str(problem)[:MAX_REASON] for name, problem in problems.items()}
+        self._logged_reasons = {
+            name: str(problem)[:MAX_REASON] for name, problem in problems.items()
+        }

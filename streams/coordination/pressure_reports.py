@@ -36,6 +36,7 @@ def parse_pressure(subject: str, headers: Mapping[str, str], payload: bytes) -> 
 def _numbers(pressure: Pressure) -> Iterator[object]:
     """Yield each number; raises an error where something else is than a map or a list."""
     yield from (pressure.workers, *pressure.queued.values())
+    yield from (pressure.earliest_deadline, *pressure.queued_tokens.values())
     yield from (pressure.unmanned_seconds, pressure.uncertainty, *pressure.room_tokens.values())
     yield from _known(pressure.wait_seconds.values())
     yield from _known([pressure.seconds_per_token])
@@ -59,5 +60,6 @@ def _is_number(value: object) -> bool:
 
 def _names_are_text(pressure: Pressure) -> bool:
     maps: list[Iterable[object]] = [pressure.queued, pressure.wait_seconds, pressure.room_tokens]
-    maps += [pressure.arrived, pressure.tenants, *pressure.tenants.values()]
+    maps += [pressure.arrived, pressure.queued_tokens, pressure.tenants]
+    maps += pressure.tenants.values()
     return type(pressure.model) is str and all(type(name) is str for each in maps for name in each)

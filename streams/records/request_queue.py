@@ -16,7 +16,9 @@ from streams.headers import EXPECTED_LAST, EXPECTED_LAST_ID, MESSAGE_ID
 from streams.subjects import Lane
 
 _RETRY_SECONDS = 2.0
-_OTHER_LAST_ID = 10070  # JetStream's error code
+# JetStream's error codes
+_OTHER_LAST_ID = 10070
+_ROLLUP_REFUSED = 10111
 
 
 async def enqueue(
@@ -61,15 +63,20 @@ async def enqueue_below(
 async def has_been_queued(broker: Broker, lane: Lane, request_id: str) -> bool:
     """Return whether the broker has stored a request of this id in the last 15 minutes.
 
-    It is asked to store one that must follow a message which there never is: it answers a known
-    message id before it looks at that. Nothing is stored. Raises `BrokerUnavailable`, or
-    `StoreRefused`.
+    It is asked to store one that it must refuse: it answers a known message id before it looks at
+    the reasons. There are two, since servers of a cluster note an id as under way before they look
+    at the message that must be the last; they refuse a roll-up, which the stream does not allow,
+    before that. Nothing is stored. Raises `BrokerUnavailable`, or `StoreRefused`.
     """
-    headers = {MESSAGE_ID: request_id, EXPECTED_LAST_ID: f"before-{request_id}"}
+    headers = {
+        MESSAGE_ID: request_id,
+        EXPECTED_LAST_ID: f"before-{request_id}",
+        "Nats-Rollup": "sub",
+    }
     try:
         ack = await broker.store_retrying(subjects.request(lane), b"", headers, STORE_SECONDS)
     except StoreRefused as refusal:
-        if refusal.error_code != _OTHER_LAST_ID:
+        if refusal.error_code not in (_OTHER_LAST_ID, _ROLLUP_REFUSED):
             raise
         return False
     return ack.duplicate

@@ -31,7 +31,7 @@ from streams.subjects import LogAddress
 # Long enough for a request to survive a leader election of the broker (4 to 6 s) or a restart.
 RETRY_TIMEOUT_SECONDS = 30.0
 _PAUSE_SECONDS = 0.25
-_NO_CLAIM: Mapping[str, str] = {}
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class Fenced(MillstreamError):
@@ -163,14 +163,16 @@ class TokenLog:
         if await self._broker.read(self._stream, query):
             raise Fenced(f"the log {self.subject} has moved on")
 
-    async def append(self, record: Mapping[str, Any], claim: Mapping[str, str] = _NO_CLAIM) -> None:
+    async def append(
+        self, record: Mapping[str, Any], headers: Mapping[str, str] = _NO_HEADERS
+    ) -> None:
         """Append one record after this writer's last one; returns once the broker has stored it.
 
         Retries for `RETRY_TIMEOUT_SECONDS` while the broker does not answer, then raises
-        `BrokerUnavailable`. Raises `Fenced` if another writer has appended since. `claim` holds the
-        extra headers of a record that claims the log.
+        `BrokerUnavailable`. Raises `Fenced` if another writer has appended since. `headers` are
+        of the record beside ours: those of a claim, or of what is restored.
         """
-        await self.append_packed([messages.pack_record(record, self._encoding)], claim)
+        await self.append_packed([messages.pack_record(record, self._encoding)], headers)
 
     def to_finished(self) -> "FinishedLog":
         """Return a copy of the log for a later `restore`; call this when the log has just ended."""
@@ -178,7 +180,7 @@ class TokenLog:
         return FinishedLog(self._broker, self.address, self._shards, packed, ended_ms)
 
     async def append_packed(
-        self, unsaved: list[bytes], claim: Mapping[str, str] = _NO_CLAIM
+        self, unsaved: list[bytes], headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
         """Append packed records one by one; retries and raises as `append`.
 
@@ -189,7 +191,7 @@ class TokenLog:
         deadline = time.monotonic() + RETRY_TIMEOUT_SECONDS
         while unsaved:
             try:
-                await self._append_one(unsaved[0], claim, max(0.0, deadline - time.monotonic()))
+                await self._append_one(unsaved[0], headers, max(0.0, deadline - time.monotonic()))
                 unsaved.pop(0)
             except _LogLost:
                 unsaved = self.cache.records + unsaved
@@ -199,18 +201,18 @@ class TokenLog:
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _append_one(self, payload: bytes, claim: Mapping[str, str], seconds: float) -> None:
-        headers = {EXPECTED_LAST: str(self.last), **claim}
+    async def _append_one(self, payload: bytes, headers: Mapping[str, str], seconds: float) -> None:
+        all_headers = {EXPECTED_LAST: str(self.last), **headers}
         try:
-            stored = await self._broker.store_retrying(self.subject, payload, headers, seconds)
+            stored = await self._broker.store_retrying(self.subject, payload, all_headers, seconds)
             self.last = stored.seq
         except StoreRefused as refusal:
             if not refusal.is_conflict:
                 raise BrokerUnavailable(f"the broker refuses to append: {refusal}") from refusal
-            self.last = await self._resolve_conflict(payload, claim)
-        self.cache.add(self.last, payload, is_claim=bool(claim))
+            self.last = await self._resolve_conflict(payload, headers)
+        self.cache.add(self.last, payload, is_claim=CLAIM in headers)
 
-    async def _resolve_conflict(self, payload: bytes, claim: Mapping[str, str]) -> int:
+    async def _resolve_conflict(self, payload: bytes, headers: Mapping[str, str]) -> int:
         """Return the sequence of our append if it is what caused the conflict.
 
         The conflict may come from this very append, whose confirmation got lost. Another attempt
@@ -220,7 +222,7 @@ class TokenLog:
         """
         found = await self._broker.read_subject(self._stream, self.subject)
         behind = [message for message in found if message.seq > self.last]
-        own = [m for m in behind if m.data == payload and claim.items() <= m.headers.items()]
+        own = [m for m in behind if m.data == payload and headers.items() <= m.headers.items()]
         if len(behind) == 1 and own:
             return own[0].seq
         if self.cache.records and not found:

@@ -41,7 +41,8 @@ class FleetPlan(CasRecord):
 
     `changes` are the last ones, the oldest first. `reasons` say of each model why its machines are
     as they are. `cold_starts` has, by model, how long each takes from no worker to its first; only
-    of models that rest without workers and are woken by a request.
+    of models that rest without workers and are woken by a request. `load_seconds` has, by model and
+    machine type, the time from a worker's start to its first heartbeat.
     """
 
     machines: Mapping[str, WantedMachine] = field(default_factory=dict)

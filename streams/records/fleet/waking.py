@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from streams import messages, subjects
 
@@ -43,7 +44,9 @@ def parse_waking(subject: str, headers: Mapping[str, str], payload: bytes) -> Wa
         is_own = subjects.waking(found.model) == subject
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidWaking(f"its {len(payload)} bytes tell of no model") from error
-    is_time = found.ready_at is None or type(found.ready_at) in (int, float)
+    is_time = found.ready_at is None or (
+        type(found.ready_at) in (int, float) and isfinite(found.ready_at)
+    )
     if not is_own or found.phase not in PHASES or not is_time:
         raise InvalidWaking("it tells of another model than its subject, or of no phase")
     return found

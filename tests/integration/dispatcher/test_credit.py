@@ -131,6 +131,28 @@ async def test_a_new_default_version_serves_what_waits(nats_url: str) -> None:
             assert c.records[request][0]["version"] == "2"
 
 
+async def test_a_new_version_without_workers_leaves_the_work_to_those_of_the_old_one(
+    nats_url: str,
+) -> None:
+    """It may take minutes to load, or never be; a pin is a pin."""
+    async with (
+        broker_client_of(nats_url, model_with_versions("1", **FOUR)) as c,
+        running(dispatcher.service, dispatcher_settings(nats_url)),
+        running(gpu_worker.service, worker_settings(nats_url, model=("mock@1",))),
+    ):
+        await eventually(c.report)
+        await c.registry.add_model(model_with_versions("2", "1", **FOUR))
+        pinned, served = await c.send(version="2"), await c.send()
+        await eventually(lambda: c.terminal(served))
+        assert c.records[served][0]["version"] == "1"
+        assert pinned not in c.records
+        async with running(gpu_worker.service, worker_settings(nats_url, model=("mock@2",))):
+            await eventually(lambda: c.terminal(pinned))
+            later = await c.send()
+            await eventually(lambda: c.terminal(later))
+            assert c.records[later][0]["version"] == "2"
+
+
 async def test_a_version_with_other_tokens_leaves_what_waits_to_the_old_one(nats_url: str) -> None:
     """To the new version the tokens would be another text; what is not pinned comes in order."""
     old = model_with_versions("1", **FOUR)
