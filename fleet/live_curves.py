@@ -5,6 +5,7 @@ import structlog
 from fleet.metrics import CURVE_FACTOR
 from fleet.planning_state import mean_shape
 from fleet.signals.live_pace import (
+    MAX_OBSERVED,
     LivePace,
     ObservedPace,
     WorkerPool,
@@ -60,6 +61,7 @@ class LiveCurves:
         if measured is None:
             paces = self._learnt.setdefault(pool, [])
             paces.append(observed)
+            del paces[:-MAX_OBSERVED]
             curve = learn_curve(pool, paces, now)
         elif shape:
             curve = measured.corrected(correction_factor(measured, shape, observed), now)

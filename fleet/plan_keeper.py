@@ -132,7 +132,8 @@ class PlanKeeper:
     def _on_heard(self, heard: Pressure | Heartbeat) -> None:
         """Note which models have workers; decide at once if one without is asked for."""
         if isinstance(heard, Heartbeat):
-            if not self._loads.has_joined(heard.worker):
+            is_ours = self._plan is not None and heard.worker in self._plan.machines
+            if is_ours and not self._loads.has_joined(heard.worker):
                 self._loads.note_heartbeat(heard, self._broker.clock.now())
                 self._woken.set()
         elif heard.workers:

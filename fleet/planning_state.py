@@ -1,6 +1,8 @@
 """The state by which the planner decides, from signals, records and what workers say. Pure."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from fleet.planner.fleet_state import (
     FleetState,
@@ -45,7 +47,10 @@ def build_state(
     return FleetState(
         types=known.types,
         models={
-            name: _planned_model(model, known, signals.get(name), window, heard, curves)
+            name: replace(
+                _planned_model(model, known, signals.get(name), window, heard),
+                **_measured(model, known, plan, signals.get(name), curves),
+            )
             for name, model in models.items()
         },
         wanted=plan.wanted_at(report.at),
@@ -66,11 +71,8 @@ def _planned_model(
     signals: ModelSignals | None,
     window: SignalWindow,
     beats: list[Heartbeat],
-    curves: Mapping[str, Curve],
 ) -> PlannedModel:
     name, bounds = model.name, known.policy_of(model.name)
-    shape = mean_shape(signals) if signals else None
-    of_types = {kind: curves.get(f"{kind}/{name}@{model.default_version}") for kind in known.types}
     return PlannedModel(
         policy=ScalingPolicy(
             bounds.min_workers, bounds.max_workers, bounds.warm_pools, bounds.idle_seconds
@@ -82,10 +84,34 @@ def _planned_model(
             for each in (signals.priorities if signals else ())
             if each.priority in _PRIORITIES
         },
-        capacities=_capacities(of_types, shape, _strictest_goals(model)),
         running=_count_running(name, known, beats),
         output_share=_output_share(window.recent_rate(name, each) for each in _PRIORITIES),
     )
+
+
+def _measured(
+    model: Model,
+    known: MachineList,
+    plan: FleetPlan,
+    signals: ModelSignals | None,
+    curves: Mapping[str, Curve],
+) -> dict[str, Any]:
+    """What was measured of a model, as fields of `PlannedModel`; loads by machines' lives first.
+
+    A curve that live workers alone have shown counts for nothing here: it does not say what a
+    machine carries that has had little to do.
+    """
+    name, shape = f"{model.name}@{model.default_version}", mean_shape(signals) if signals else None
+    found = {kind: curves.get(f"{kind}/{name}") for kind in known.types}
+    measured = {kind: curve for kind, curve in found.items() if curve and curve.points}
+    loads = {kind: each.load_seconds for kind, each in measured.items()}
+    weights = [each.weight_bytes for each in measured.values() if each.weight_bytes]
+    return {
+        "capacities": _capacities(measured, shape, _strictest_goals(model)),
+        "load_seconds": {kind: each for kind, each in loads.items() if each is not None}
+        | dict(plan.load_seconds.get(model.name, {})),
+        "memory": min(weights, default=None),
+    }
 
 
 def _strictest_goals(model: Model) -> CapacityGoals:
@@ -96,24 +122,20 @@ def _strictest_goals(model: Model) -> CapacityGoals:
 
 
 def _capacities(
-    curves: Mapping[str, Curve | None], shape: RequestShape | None, goals: CapacityGoals
+    curves: Mapping[str, Curve], shape: RequestShape | None, goals: CapacityGoals
 ) -> dict[str, MachineCapacity]:
-    """What a machine of each type carries as requests are now, where there is a curve.
+    """What a machine of each type carries as requests are now.
 
-    Before any request has ended, they are taken to be like those of the curve's first point.
+    Before any request has ended, they are taken to be like those of the curve's first point. Where
+    not even one keeps the goals, a machine carries what it can: it is better than none.
     """
     found = dict[str, MachineCapacity]()
     for kind, curve in curves.items():
-        wanted = curve and (shape or curve.usual_shape)
-        if curve and wanted:
-            found[kind] = _machine_capacity(curve, wanted, goals)
+        if wanted := shape or curve.usual_shape:
+            capacity = curve.capacity(wanted, goals) or curve.capacity(wanted, CapacityGoals())
+            carried = capacity.requests_per_second * wanted.tokens if capacity else 0.0
+            found[kind] = MachineCapacity(carried, curve.source.value)
     return found
-
-
-def _machine_capacity(curve: Curve, shape: RequestShape, goal: CapacityGoals) -> MachineCapacity:
-    capacity = curve.capacity(shape, goal)
-    carried = capacity.requests_per_second * shape.tokens if capacity else 0.0
-    return MachineCapacity(carried, curve.source.value, curve.load_seconds or 0.0)
 
 
 def mean_shape(signals: ModelSignals) -> RequestShape | None:

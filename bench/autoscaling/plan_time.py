@@ -53,11 +53,11 @@ def _state(rate: float, now: float) -> FleetState:
         f"t{n}": MachineType(f"t{n}", 10**10 * n, 30.0, 10**6 * n, spot=n % 2 == 0)
         for n in range(1, TYPES + 1)
     }
-    capacities = {name: MachineCapacity(100.0, "bench", 5.0) for name in types}
+    capacities = {name: MachineCapacity(100.0, "bench") for name in types}
     share = PriorityDemand(rate / len(Priority), 0.0, 0, 0.0)
     demand = dict.fromkeys(map(str, Priority), share)
     policy = ScalingPolicy(off_spot=frozenset({str(Priority.INTERACTIVE)}))
-    model = PlannedModel(policy, demand, capacities, 1, 0.5, 10**9)
+    model = PlannedModel(policy, demand, capacities, 1, 0.5, 10**9, dict.fromkeys(types, 5.0))
     models = {f"model-{n}": model for n in range(MODELS)}
     wanted, machines, workers = {}, {}, {}
     for number in range(WORKERS):

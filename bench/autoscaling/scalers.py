@@ -147,7 +147,8 @@ def _planned(fleet: SimulatedFleet, model: str, now: float) -> PlannedModel:
     }
     running = sum(len(machine.held) for machine in fleet.wanted(model))
     policy = ScalingPolicy(min_workers=1)
-    return PlannedModel(policy, {"standard": demand}, capacities, running)
+    loads = dict.fromkeys(capacities, 0.0)
+    return PlannedModel(policy, {"standard": demand}, capacities, running, load_seconds=loads)
 
 
 def _rate(told: list[tuple[float, float]], now: float) -> float:

@@ -71,18 +71,18 @@ class ScalingPolicy:
 class MachineCapacity:
     """What one machine of a type carries of a model within its goal, as requests are now.
 
-    `source` says in a word who has told it, such as `bench`. `load_seconds` is the time from the
-    start of a worker to a model that has warmed up.
+    `source` says in a word who has told it, such as `bench`.
     """
 
     tokens_per_second: float
     source: str
-    load_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class PlannedModel:
     """A model: its policy, what is asked of it by priority, and what machines carry, by type.
+
+    `load_seconds` is, by type, the time from the start of a worker to a model that has warmed up.
 
     `running` is how many requests run on its workers, `output_share` the share of its tokens that
     is generated. `memory` is the bytes that a machine must have for it.
@@ -94,6 +94,7 @@ class PlannedModel:
     running: int | None = None
     output_share: float | None = None
     memory: int | None = None
+    load_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_none_asked_for(self) -> bool:

@@ -18,6 +18,7 @@ class MachinePhase(StrEnum):
     JOINED = auto()  # its worker has been heard with its model warm
     SLOW = auto()  # it has joined, and does far less than its like
     OVERDUE = auto()  # its worker should have been heard long ago, as others are
+    LOST = auto()  # its worker should have been heard so long ago that it will not be
     REFUSED = auto()  # it was not to be had
     TAKEN_BACK = auto()  # its provider takes it back, or has
 
@@ -42,7 +43,8 @@ class MachinePhases:
     """Follows the machines: when each has been heard last, and since when it is waited for.
 
     It keeps nothing else. A new one, after the death of a leader, gives each machine its time to
-    join anew. While no worker at all is heard, none that has joined becomes overdue.
+    join anew. While no worker at all is heard, none that has joined becomes overdue; one that never
+    has is lost some time after it was due, whoever is heard.
     """
 
     def __init__(self, options: PlannerOptions, pauses: TypePauses) -> None:
@@ -87,19 +89,21 @@ class MachinePhases:
             patient = now - machine.changed_at < self._options.refused_seconds
             return MachinePhase.COMING if patient else MachinePhase.REFUSED
         due = max(self._seen_at[name], self._due_at(state, name, machine))
-        is_late = now > due + self._options.join_seconds
-        return MachinePhase.OVERDUE if is_late else MachinePhase.COMING
+        late = now - due - self._options.join_seconds
+        if late > self._options.lost_seconds:
+            return MachinePhase.LOST
+        return MachinePhase.OVERDUE if late > 0 else MachinePhase.COMING
 
     def _due_at(self, state: FleetState, name: str, machine: Machine | None) -> float:
         wanted = state.wanted[name]
         kind, model = state.types.get(wanted.type), state.models.get(wanted.model)
-        capacity = model.capacities.get(wanted.type) if model else None
         boot = kind.boot_seconds if kind else 0.0
         since = machine.created_at if machine else self._seen_at[name]
-        return since + boot + (capacity.load_seconds if capacity else 0.0)
+        load = model.load_seconds.get(wanted.type) if model else None
+        return since + boot + (self._options.first_load_seconds if load is None else load)
 
     def _judge_type(self, machine: PhasedMachine, now: float) -> None:
-        if machine.phase in (MachinePhase.OVERDUE, MachinePhase.REFUSED):
+        if machine.phase in (MachinePhase.OVERDUE, MachinePhase.LOST, MachinePhase.REFUSED):
             self._pauses.note_failure(machine.type, machine.id, now)
         elif machine.phase is MachinePhase.JOINED:
             self._pauses.note_success(machine.type, machine.created_at)

@@ -14,6 +14,7 @@ from fleet.planner.type_offers import TypeStock, choose_cheapest, choose_first
 
 LOST_WORDS = {
     MachinePhase.OVERDUE: "its worker is not heard",
+    MachinePhase.LOST: "its worker was never heard",
     MachinePhase.REFUSED: "it is not to be had",
     MachinePhase.TAKEN_BACK: "its provider takes it back",
 }
@@ -49,6 +50,8 @@ class ModelPlanner:
         counted = view.counted
         self._drop_lost(view, changes)
         free = self._apply_overrides(view, counted, stock, changes)
+        ended = {each.machine for each in changes.ends}
+        counted = [machine for machine in counted if machine.id not in ended]
         needs = self._needs(view, now)
         least = model.policy.least_workers(now + view.soonest)
         if not counted and not changes.starts and model.is_asked_for:
@@ -92,6 +95,11 @@ class ModelPlanner:
                 self._start(view, override.type, reason, stock, changes)
         set_types = {override.type for override in view.overrides}
         return [machine for machine in counted if machine.type not in set_types]
+
+    def _started(self, view: ModelView, changes: ModelChanges) -> float:
+        """What the machines carry that were started already; inf if nobody knows of one of them."""
+        found = (view.capacities.get(start.type) for start in changes.starts)
+        return sum(each.tokens_per_second if each else inf for each in found)
 
     # What is needed
 
@@ -165,8 +173,8 @@ class ModelPlanner:
         """Start what is missing: first for what is kept off spot machines, then for all."""
         firm = [machine for machine in counted if not view.is_spot(machine)]
         missing = needs[1].grow - view.carried(firm)
-        added = self._buy(view, missing, needs[1].grow, stock, changes, firm=True)
-        missing = needs[0].grow - view.carried(counted) - added
+        self._buy(view, missing, needs[1].grow, stock, changes, firm=True)
+        missing = needs[0].grow - view.carried(counted) - self._started(view, changes)
         self._buy(view, missing, needs[0].grow, stock, changes, firm=False)
 
     def _buy(
@@ -178,11 +186,10 @@ class ModelPlanner:
         changes: ModelChanges,
         *,
         firm: bool,
-    ) -> float:
-        """Start machines for so many tokens a second; return what these carry."""
+    ) -> None:
+        """Start machines for so many tokens a second, if any are missing."""
         if missing <= 0:
-            return 0.0
-        added = 0.0
+            return
         for offer in choose_cheapest(missing, view.offers(stock.left, firm=firm)):
             carried = offer.tokens_per_second if offer.capacity else inf
             source = offer.capacity.source if offer.capacity else "nobody knows yet what it carries"
@@ -194,8 +201,6 @@ class ModelPlanner:
                 stock,
                 changes,
             )
-            added += carried
-        return added
 
     def _fill_up(
         self,
@@ -217,7 +222,7 @@ class ModelPlanner:
     ) -> None:
         """Start a machine, unless the model may not have more."""
         most = view.model.policy.max_workers
-        there = len(view.counted) + len(changes.starts)
+        there = len(view.machines) - len(changes.ends) + len(changes.starts)
         if most is not None and there >= most:
             changes.reason = f"{reason}; but at most {most} machines are allowed"
             return
@@ -262,6 +267,8 @@ class ModelPlanner:
     def _is_enough(
         self, view: ModelView, machines: Sequence[PhasedMachine], needs: tuple[_Need, _Need]
     ) -> bool:
+        if inf in (needs[0].hold, needs[1].hold):
+            return False
         firm = [machine for machine in machines if not view.is_spot(machine)]
         return view.carried(machines) >= needs[0].hold and view.carried(firm) >= needs[1].hold
 

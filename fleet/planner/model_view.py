@@ -38,8 +38,7 @@ class ModelView:
     def soonest(self) -> float:
         """Seconds from an order to a machine that serves, of the type that is quickest."""
         seconds = (
-            kind.boot_seconds
-            + (self.capacities[name].load_seconds if name in self.capacities else 0.0)
+            kind.boot_seconds + self.model.load_seconds.get(name, 0.0)
             for name, kind in self.open_types.items()
         )
         return min(seconds, default=0.0)

@@ -19,6 +19,7 @@ class TypeOffer:
     kind: MachineType
     capacity: MachineCapacity | None
     available: float
+    load_seconds: float = 0.0
 
     @property
     def name(self) -> str:
@@ -28,7 +29,7 @@ class TypeOffer:
     @property
     def ready_seconds(self) -> float:
         """Time from the order to a machine that serves."""
-        return self.kind.boot_seconds + (self.capacity.load_seconds if self.capacity else 0.0)
+        return self.kind.boot_seconds + self.load_seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -73,7 +74,7 @@ def find_offers(
 ) -> list[TypeOffer]:
     """Return the types that a model may have, that hold it, and of which there are some `left`."""
     return [
-        TypeOffer(kind, capacities.get(name), left.get(name, 0))
+        TypeOffer(kind, capacities.get(name), left.get(name, 0), model.load_seconds.get(name, 0.0))
         for name, kind in types.items()
         if left.get(name, 0) >= 1 and _holds(kind, model) and _carries(capacities.get(name))
         if model.policy.types is None or name in model.policy.types

@@ -12,7 +12,7 @@ MIN_BUSY_SECONDS = 20.0  # of all workers of a pool together, in a minute that t
 MIN_FACTOR, MAX_FACTOR = 0.5, 2.0  # by which a measured curve is corrected
 MAX_GROWTH = 2  # a batch is taken to fit that is so many times as large as one that was seen
 _MAX_GAP_SECONDS = 3.0  # between two heartbeats of a worker; after more of them, it was not heard
-_MAX_OBSERVED = 30  # minutes
+MAX_OBSERVED = 30  # minutes
 
 
 class WorkerPool(NamedTuple):
@@ -95,7 +95,7 @@ def learn_curve(pool: WorkerPool, paces: list[ObservedPace], now: float) -> Curv
     A token takes a time that grows with the batch, fitted to the minutes; what prompts take is in
     it. Batches beyond twice the largest one that was seen are not taken to fit.
     """
-    recent = paces[-_MAX_OBSERVED:]
+    recent = paces[-MAX_OBSERVED:]
     step, sequence = _fit_line([(each.batch, each.seconds_per_token) for each in recent])
     newest, largest = recent[-1], max(each.batch for each in recent)
     return Curve(
@@ -115,4 +115,4 @@ def _fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
     spread = sum((x - mean_x) ** 2 for x, _ in points)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
     slope = min(max(0.0, slope), mean_y / mean_x)
-    return mean_y - slope * mean_x, slope
+    return max(0.0, mean_y - slope * mean_x), slope

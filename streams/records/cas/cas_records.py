@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from streams.broker.broker_client import Broker, StoredMessage, StoreRefused
-from streams.errors import StorageFull
+from streams.errors import BrokerUnavailable, StorageFull
 from streams.headers import EXPECTED_LAST
 from streams.records.cas.cas_record import CasRecord
 
@@ -30,6 +30,13 @@ class RecordChanged(Exception, Generic[R]):
         self.newer = newer
 
 
+class RecordUnreadable(BrokerUnavailable):
+    """A record is stored that this process cannot read; nothing may be concluded from it."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"the record {subject} cannot be read: its bytes are of no such record")
+
+
 class CasRecords(Generic[R]):
     """The records of one stream. `unpack` makes one of a message's payload and its sequence."""
 
@@ -46,6 +53,14 @@ class CasRecords(Generic[R]):
         query = {"last_by_subj": subject}
         found = await self._broker.read_from_leader(self._stream, query)
         return self._read_message(found) if found else None
+
+    async def read_sound(self, subject: str) -> R | None:
+        """Return a record as `read_newest`; raises `RecordUnreadable` for one that is none."""
+        found = await self._broker.read_from_leader(self._stream, {"last_by_subj": subject})
+        record = self._read_message(found) if found else None
+        if found and record is None:
+            raise RecordUnreadable(subject)
+        return record
 
     async def list(self, pattern: str) -> list[R]:
         """Return all records on the subjects that match a filter; raises `BrokerUnavailable`.

@@ -1,6 +1,6 @@
 """Curves: what a machine of a type does with a model version, as it was measured. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf, isfinite
@@ -110,14 +110,26 @@ class Curve(CasRecord):
 
     def __post_init__(self) -> None:
         """Raise ValueError, with its name, for a number that no machine has."""
-        for name, seconds in vars(self.times).items():
-            if not (isfinite(seconds) and seconds >= 0):
-                raise ValueError(f"times.{name} is {seconds!r}: it is 0 or more")
+        for name, value in self._numbers():
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value!r}: it is 0 or more")
         if not self.times.step_seconds + self.times.sequence_seconds > 0:
             raise ValueError("times: a step takes no time; step_seconds or sequence_seconds is > 0")
         for name in ("max_sequences", "kv_tokens"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: it is 1 or more")
+        for point in self.points:
+            if not all(each > 0 for each in vars(point).values()):
+                raise ValueError(f"points: {vars(point)}: all of a point's numbers are above 0")
+
+    def _numbers(self) -> Iterator[tuple[str, float]]:
+        """Yield each number but the counts, with its name."""
+        yield from ((f"times.{name}", value) for name, value in vars(self.times).items())
+        for name in ("load_seconds", "warm_up_seconds", "weight_bytes", "kv_bytes_per_token"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value
+        for point in self.points:
+            yield from ((f"points: {name}", value) for name, value in vars(point).items())
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ class FleetStore:
 
     async def read_plan(self) -> FleetPlan:
         """Return the plan; one without machines if there is none."""
-        return await self._plans.read_newest(subjects.FLEET_PLAN) or FleetPlan()
+        return await self._plans.read_sound(subjects.FLEET_PLAN) or FleetPlan()
 
     async def write_plan(self, plan: FleetPlan) -> FleetPlan:
         """Store the plan in place of the one with its revision, and return it.
@@ -31,7 +31,7 @@ class FleetStore:
 
     async def read_orders(self) -> FleetOrders:
         """Return what operators have ordered."""
-        return await self._orders.read_newest(subjects.FLEET_ORDERS) or FleetOrders()
+        return await self._orders.read_sound(subjects.FLEET_ORDERS) or FleetOrders()
 
     async def change_orders(self, apply: Callable[[FleetOrders], FleetOrders]) -> FleetOrders:
         """Store `apply` of the orders as they are then, and return them; raises `StorageFull`."""
@@ -40,7 +40,7 @@ class FleetStore:
 
     async def read_machines(self) -> MachineList:
         """Return the provider's list; one without types if there is no provider."""
-        return await self._lists.read_newest(subjects.FLEET_MACHINES) or MachineList()
+        return await self._lists.read_sound(subjects.FLEET_MACHINES) or MachineList()
 
     async def write_machines(self, machines: MachineList) -> MachineList:
         """Store the provider's list in place of the one with its revision, and return it.

@@ -81,7 +81,7 @@ def test_what_is_told_is_there() -> None:
 
 
 def test_curves_say_what_a_machine_carries() -> None:
-    """Of requests as they were measured, until some have ended; nothing where none keeps a goal."""
+    """Of requests as they were measured, until some have ended, whatever the goal."""
     point = CurvePoint(4, 100, 50, 0.1, 0.01, 6.0)
     times = StepTimes(step_seconds=0.01)
     curve = Curve(
@@ -98,7 +98,9 @@ def test_curves_say_what_a_machine_carries() -> None:
     )
     slow = replace(curve, times=StepTimes(latency_seconds=60, step_seconds=0.01))
     window = SignalWindow(10)
-    for known, carried in ((curve, 4 / 0.5 * 150), (slow, 0.0)):
+    learnt = replace(curve, source=CurveSource.LIVE, points=[])
+    cases = ((curve, 4 / 0.5 * 150), (slow, 4 / 60.5 * 150), (learnt, None))
+    for known, carried in cases:
         state = build_state(
             KNOWN,
             PLAN,
@@ -108,9 +110,12 @@ def test_curves_say_what_a_machine_carries() -> None:
             {"mock": mock_model()},
             {curve.name: known},
         )
-        found = state.models["mock"].capacities["small"]
-        assert found.tokens_per_second == pytest.approx(carried, rel=0.05)
-        assert (found.source, found.load_seconds) == ("bench", 3)
+        model = state.models["mock"]
+        if carried is None:
+            assert (model.capacities, model.load_seconds) == ({}, {})
+            continue
+        assert model.capacities["small"].tokens_per_second == pytest.approx(carried, rel=0.05)
+        assert (model.capacities["small"].source, model.load_seconds) == ("bench", {"small": 3})
 
 
 @pytest.mark.parametrize("is_heard", [True, False])

@@ -36,7 +36,8 @@ def model_of(
     """A model at one priority; `policy` are fields of its scaling policy."""
     running = 0 if demand.is_none_asked_for else 1
     rules = ScalingPolicy(**policy)  # type: ignore[arg-type]
-    return PlannedModel(rules, {"standard": demand}, capacities, running, 0.5)
+    loads = dict.fromkeys(("small", "large", "spot"), 0.0)
+    return PlannedModel(rules, {"standard": demand}, capacities, running, 0.5, load_seconds=loads)
 
 
 @dataclass

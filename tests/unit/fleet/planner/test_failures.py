@@ -109,3 +109,26 @@ def test_a_machine_that_is_taken_back_is_replaced_at_once() -> None:
     fleet.step(models)
     assert name not in fleet.wanted
     assert fleet.counts() == {"small": 1}
+
+
+def test_machines_that_are_never_heard_are_bounded_and_given_up() -> None:
+    """A broken model or wrong credentials: no worker at all is heard, and money is spent on it."""
+    fleet, most = SmallFleet(failing=frozenset({"small", "large"})), 0
+    models = {MODEL: model_of(asked(50.0, queued=3), max_workers=2)}
+    for _ in range(3600):
+        fleet.step(models)
+        most = max(most, len(fleet.wanted))
+    starts = sum(len(decision.starts) for _, decision in fleet.decisions)
+    assert most <= 2
+    assert 2 <= starts <= 20
+    assert any("was never heard" in words for words in fleet.words())
+
+
+def test_a_new_leader_ends_no_machine_whose_capacity_nobody_knows() -> None:
+    """That it carries anything is as unknown as that the others do."""
+    fleet = SmallFleet({"small": SMALL})
+    fleet.run(100, {MODEL: model_of(asked(50.0), {}, min_workers=2)})
+    assert fleet.counts() == {"small": 2}
+    fleet.planner = type(fleet.planner)()
+    fleet.run(50, {MODEL: model_of(asked(50.0), {})})
+    assert fleet.counts() == {"small": 2}
