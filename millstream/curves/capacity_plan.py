@@ -9,8 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, exp, log
 
+from streams.errors import MillstreamError
 from streams.records.fleet.curves import Capacity, Curve
 from streams.records.fleet.step_times import CapacityGoals, RequestShape
+
+MOST_PLACES = 1_000_000  # on all workers together: a second of computing
+
+
+class PlanTooLarge(MillstreamError):
+    """So many workers are needed that what waits cannot be computed."""
+
+    def __init__(self, workers: int, batch: int) -> None:
+        super().__init__(
+            f"{workers:,} workers with {batch:,} requests each are more than {MOST_PLACES:,} places: "
+            "plan for a part of the rate, and multiply"
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,8 @@ def _mean_load(curve: Curve, demand: Demand, batch: int, workers: int) -> tuple[
     is the number of requests. Beyond all places there is a geometric tail.
     """
     places, rate = workers * batch, demand.requests_per_second
+    if places > MOST_PLACES:
+        raise PlanTooLarge(workers, batch)
     logs = [0.0]
     for count in range(1, places + 1):
         seconds = curve.times.request_seconds(max(1.0, count / workers), demand.shape)

@@ -44,7 +44,7 @@ class GoalsOutOfReach(MillstreamError):
 async def run(settings: PlanSettings, stop: asyncio.Event) -> int:
     """Print the plan; return the exit status: 1 if it does not keep the goals, else 0.
 
-    Raises `NoCurve`, `GoalsOutOfReach`, or as `AdminClient.call`.
+    Raises `NoCurve`, `GoalsOutOfReach`, `PlanTooLarge`, or as `AdminClient.call`.
     """
     async with admin_client(settings) as admin:
         model = await admin.call("models.show", name=settings.model)

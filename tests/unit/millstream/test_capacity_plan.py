@@ -9,6 +9,7 @@ from millstream.curves.capacity_plan import (
     CapacityPlan,
     Demand,
     HourCost,
+    PlanTooLarge,
     cheapest_first,
     make_plan,
 )
@@ -113,3 +114,9 @@ def test_rates_and_goals_are_read_as_people_write_them() -> None:
     for wrong in ({"rate": "10/day"}, {"rate": "0"}, {"goal": ("ttft",)}, {"goal": ("tttf=1",)}):
         with pytest.raises(ValidationError):
             settings(**wrong)
+
+
+def test_a_plan_for_too_many_workers_is_refused_with_the_number() -> None:
+    """Computing what waits would take minutes, and all memory."""
+    with pytest.raises(PlanTooLarge, match="1,000,000 places"):
+        plan(Demand(10**7, SHAPE, CapacityGoals()))
