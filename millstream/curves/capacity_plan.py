@@ -21,8 +21,8 @@ class PlanTooLarge(MillstreamError):
 
     def __init__(self, workers: int, batch: int) -> None:
         super().__init__(
-            f"{workers:,} workers with {batch:,} requests each are more than {MOST_PLACES:,} places: "
-            "plan for a part of the rate, and multiply"
+            f"{workers:,} workers with {batch:,} requests each are more than {MOST_PLACES:,} "
+            "places: plan for a part of the rate, and multiply"
         )
 
 
