@@ -33,6 +33,6 @@ def test_a_descriptor_that_is_none_is_told() -> None:
 
 def test_another_kind_of_socket_is_refused_and_left_open() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        with pytest.raises(DescriptorUnusable, match="it is no TCP socket"):
+        with pytest.raises(DescriptorUnusable, match="it is no bound TCP socket"):
             listen(settings(other.fileno()))
         other.bind(("127.0.0.1", 0))
