@@ -159,6 +159,7 @@ _COPIES = (
     "infer.heard.>",
     "infer.billed.>",
     "infer.changed.idempotency.>",
+    "infer.changed.fleet.>",
     "infer.resulted.>",
 )
 _STORED_PROMPTS = (prompts_of(OF_BATCHES), prompts_of(OF_RESPONSES))

@@ -83,6 +83,12 @@ async def test_a_pinned_version_is_served_by_that_version(nats_url: str) -> None
         running(gpu_worker.service, worker_settings(nats_url, model=("mock@1",))),
         running(gpu_worker.service, worker_settings(nats_url, model=("mock@2",))),
     ):
+
+        async def knows_both() -> bool:
+            told = await c.report()
+            return bool(told) and len(told["workers"]) == 2
+
+        await eventually(knows_both)
         pinned, free = await c.send(version="2"), await c.send()
         await eventually(lambda: c.terminal(pinned) and c.terminal(free))
         assert c.records[pinned][0]["version"] == "2"

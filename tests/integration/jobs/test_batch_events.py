@@ -1,5 +1,6 @@
 """Events of batches: stored once for each end, whatever dies in between."""
 
+import time
 from dataclasses import replace
 
 import orjson
@@ -32,7 +33,8 @@ async def test_each_end_of_a_batch_is_an_event(nats_url: str) -> None:
     async with jobs_cell(nats_url) as client, connect(nats_url, "test") as broker:
         done = await ended(client, await submit(client, [chat_line(0)]))
         wrong = await ended(client, await submit(client, [b"no line\n"]))
-        waiting = await submit(client, [chat_line(0)], extra_body={"not_before": 4_000_000_000})
+        tomorrow = int(time.time()) + 86_400
+        waiting = await submit(client, [chat_line(0)], extra_body={"not_before": tomorrow})
         await client.batches.cancel(waiting.id)
         await ended(client, waiting)
         wanted = [
