@@ -86,7 +86,7 @@ async def test_a_pinned_version_is_served_by_that_version(nats_url: str) -> None
 
         async def knows_both() -> bool:
             told = await c.report()
-            return bool(told) and len(told["workers"]) == 2
+            return told is not None and len(told["workers"]) == 2
 
         await eventually(knows_both)
         pinned, free = await c.send(version="2"), await c.send()
