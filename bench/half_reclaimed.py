@@ -49,7 +49,7 @@ FIGURES = tuple(
 
 @dataclass
 class Stream:
-    """What a client has seen of one stream."""
+    """One stream as its client has seen it."""
 
     text: str = ""
     attempts: int = 0

@@ -1,4 +1,4 @@
-"""How long workers load a model, by machine type, measured by machines' own lives. Pure."""
+"""Load times of models by machine type, measured by machines' own lives. Pure."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Which models wake, how far they are, and how long a whole wake takes. Pure."""
+"""Wakes of models: those under way with their phases, and how long a whole one takes. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 

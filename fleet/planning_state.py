@@ -10,8 +10,8 @@ from fleet.planner.fleet_state import (
     MachineCapacity,
     PlannedModel,
     PriorityDemand,
-    ScalingPolicy,
 )
+from fleet.planner.planner_options import PlannerOptions
 from fleet.signals.arrival_rates import AcceptedRate
 from fleet.signals.signal_report import ModelSignals, PrioritySignals, SignalReport
 from fleet.signals.signal_window import SignalWindow
@@ -72,11 +72,9 @@ def _planned_model(
     window: SignalWindow,
     beats: list[Heartbeat],
 ) -> PlannedModel:
-    name, bounds = model.name, known.policy_of(model.name)
+    name = model.name
     return PlannedModel(
-        policy=ScalingPolicy(
-            bounds.min_workers, bounds.max_workers, bounds.warm_pools, bounds.idle_seconds
-        ),
+        policy=known.policy_of(name),
         demand={
             each.priority: _demand(
                 each, window.recent_rate(name, each.priority), window.pressure(name)
@@ -96,7 +94,7 @@ def _measured(
     signals: ModelSignals | None,
     curves: Mapping[str, Curve],
 ) -> dict[str, Any]:
-    """What was measured of a model, as fields of `PlannedModel`; loads by machines' lives first.
+    """Measured facts of a model, as fields of `PlannedModel`; loads by machines' lives first.
 
     A curve that live workers alone have shown counts for nothing here: it does not say what a
     machine carries that has had little to do.
@@ -118,13 +116,13 @@ def _strictest_goals(model: Model) -> CapacityGoals:
     """The shortest time to the first token that is a goal of the model at any priority."""
     told = [each.time_to_first_token_ms for each in model.goals.values()]
     goals = [each / 1000 for each in told if each is not None]
-    return CapacityGoals(min(goals, default=ScalingPolicy.goal_seconds))
+    return CapacityGoals(min(goals, default=PlannerOptions.goal_seconds))
 
 
 def _capacities(
     curves: Mapping[str, Curve], shape: RequestShape | None, goals: CapacityGoals
 ) -> dict[str, MachineCapacity]:
-    """What a machine of each type carries as requests are now.
+    """Capacities of machine types for requests as they are now.
 
     Before any request has ended, they are taken to be like those of the curve's first point. Where
     not even one keeps the goals, a machine carries what it can: it is better than none.

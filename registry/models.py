@@ -231,7 +231,7 @@ class Adapter(Record):
 
 
 class AliasTarget(Record):
-    """What an alias means: a model, or one of its versions."""
+    """The target of an alias: a model, or one of its versions."""
 
     model: ModelName
     version: ModelName | None = None
@@ -252,7 +252,7 @@ class Alias(AliasTarget):
 
     @property
     def target(self) -> AliasTarget:
-        """What the alias means now."""
+        """The target of the alias now."""
         return AliasTarget(model=self.model, version=self.version)
 
     def moved(self, target: AliasTarget) -> "Alias":

@@ -99,7 +99,7 @@ class Registry(KvRecords[_Record]):
 
     @property
     def served(self) -> Mapping[str, ServedModels]:
-        """Which models are served by workers, by the worker's id or type, in order of that."""
+        """The records of served models by worker id or type, in order of that."""
         return self._served
 
     def resolve(self, name: str) -> tuple[Model, Version]:

@@ -1,4 +1,4 @@
-"""What the audit log has of a curve: where it comes from, and its times. Pure."""
+"""A curve as the audit log has it: where it comes from, and its times. Pure."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,4 +1,4 @@
-"""What the admin service tells of the fleet, as JSON objects. Pure."""
+"""The fleet as the admin service tells of it, in JSON objects. Pure."""
 
 from collections.abc import Mapping
 from math import isinf

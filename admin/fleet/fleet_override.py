@@ -1,4 +1,4 @@
-"""What operators order of the fleet, as the audit log has it. Pure."""
+"""Orders of operators to the fleet, as the audit log has them. Pure."""
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,7 +15,7 @@ class FleetOverride(BaseModel):
 
 
 class FleetPause(BaseModel):
-    """That nothing is decided until `until` (epoch seconds), which is past at the end of a pause.
+    """A pause of planning until `until` (epoch seconds), which is past at its end.
 
     There is one for the whole fleet, whose `name` is always the same.
     """

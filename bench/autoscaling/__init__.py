@@ -1,4 +1,4 @@
-"""What a fleet costs under a planner, beside other ways to scale, on a virtual clock.
+"""The cost of a fleet under a planner, beside other ways to scale, on a virtual clock.
 
 arrivals           requests of the traces, resampled, and an adversary's
 fleet_simulation   machines of types that boot, serve, drain and are paid

@@ -1,4 +1,4 @@
-"""What a fleet costs under the planner, as it is set by default, beside an oracle and HPA.
+"""Compares the cost of a fleet under the planner's defaults with an oracle's and HPA's.
 
 Baselines have one setting for all traces: the cheapest that kept the goal on other seeds of both.
 """

@@ -74,7 +74,7 @@ class ModelLoad:
 
 @dataclass
 class SpentMoney:
-    """What machines were paid for: price of an hour times nanoseconds, summed without rounding.
+    """Money spent on machines: price of an hour times nanoseconds, summed without rounding.
 
     `lost` was computed for requests that had not ended when their machine did.
     """

@@ -11,12 +11,12 @@ from fleet.planner.fleet_state import (
     MachineCapacity,
     PlannedModel,
     PriorityDemand,
-    ScalingPolicy,
 )
 from fleet.planner.planner import Planner
 from streams.records.fleet.fleet_plan import WantedMachine
 from streams.records.fleet.machine_list import Machine, MachineState
 from streams.records.fleet.machine_types import MachineType
+from streams.records.fleet.model_policy import ModelPolicy
 from streams.subjects import Priority
 
 WORKERS, MODELS, TYPES = 1000, 100, 8
@@ -56,7 +56,7 @@ def _state(rate: float, now: float) -> FleetState:
     capacities = {name: MachineCapacity(100.0, "bench") for name in types}
     share = PriorityDemand(rate / len(Priority), 0.0, 0, 0.0)
     demand = dict.fromkeys(map(str, Priority), share)
-    policy = ScalingPolicy(off_spot=frozenset({str(Priority.INTERACTIVE)}))
+    policy = ModelPolicy(max_workers=WORKERS, off_spot=(str(Priority.INTERACTIVE),))
     model = PlannedModel(policy, demand, capacities, 1, 0.5, 10**9, dict.fromkeys(types, 5.0))
     models = {f"model-{n}": model for n in range(MODELS)}
     wanted, machines, workers = {}, {}, {}

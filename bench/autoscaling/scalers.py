@@ -13,14 +13,15 @@ from fleet.planner.fleet_state import (
     MachineCapacity,
     PlannedModel,
     PriorityDemand,
-    ScalingPolicy,
 )
 from fleet.planner.planner import DEFAULT_OPTIONS, Planner
 from fleet.planner.planner_options import PlannerOptions
 from streams.records.fleet.fleet_plan import WantedMachine
 from streams.records.fleet.machine_list import Machine, MachineState
+from streams.records.fleet.model_policy import ModelPolicy
 
 WINDOW_SECONDS = 10.0  # over which demand is told
+MANY = 10_000  # machines; in the simulator nothing bounds them
 
 
 def scale_to(fleet: SimulatedFleet, model: str, kind: str, count: int) -> None:
@@ -146,7 +147,7 @@ def _planned(fleet: SimulatedFleet, model: str, now: float) -> PlannedModel:
         if name == model
     }
     running = sum(len(machine.held) for machine in fleet.wanted(model))
-    policy = ScalingPolicy(min_workers=1)
+    policy = ModelPolicy(min_workers=1, max_workers=MANY)
     loads = dict.fromkeys(capacities, 0.0)
     return PlannedModel(policy, {"standard": demand}, capacities, running, load_seconds=loads)
 

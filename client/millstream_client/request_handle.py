@@ -42,7 +42,7 @@ class RequestHandle:
 
     @property
     def waking(self) -> Waking | None:
-        """How far the first worker of the request's model is; None unless the request waits for it.
+        """The progress of the model's first worker; None unless the request waits for it.
 
         It changes with the phase, or when the expected time has moved by more than a second.
         """

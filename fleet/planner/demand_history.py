@@ -1,4 +1,4 @@
-"""How much of a model is needed, from what was asked of it lately. Pure."""
+"""The demand for a model of late, and the capacity that it needs. Pure."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -25,14 +25,14 @@ class DemandHistory:
         self._steady = 0.0  # least capacity, as of the last step
         self._needs: deque[tuple[float, float]] = deque()  # (time, need), falling
 
-    def observe(self, demand: float, goal_seconds: float, at: float) -> None:
+    def observe(self, demand: float, at: float) -> None:
         """Take the demand at a time, and the goal for the time to first token."""
         if self._step_began is None:
             self._step_began = at
         if at - self._step_began >= STEP_SECONDS and self._told:
             self._steps.append(sum(self._told) / len(self._told))
             lost_share = 1 - self._options.kept_share
-            self._steady = least_capacity(self._steps, goal_seconds, lost_share)
+            self._steady = least_capacity(self._steps, self._options.goal_seconds, lost_share)
             self._told, self._step_began = [], at
         self._told.append(demand)
 

@@ -1,4 +1,4 @@
-"""What a planner has decided: machines to start and to end, each with its reason. Pure."""
+"""A planner's decision: machines to start and to end, each with its reason. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class MachineEnd:
 
 @dataclass(frozen=True)
 class FleetDecision:
-    """What is to change in the plan, and by model why it is as it will be.
+    """The changes of a plan, and by model the reason why it will be as it is then.
 
     All of it is one step: who stores a part of it stores all. What is neither started nor ended
     stays as it is.

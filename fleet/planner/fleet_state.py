@@ -11,12 +11,12 @@ from streams.records.fleet.fleet_orders import MachineOrder
 from streams.records.fleet.fleet_plan import WantedMachine
 from streams.records.fleet.machine_list import Machine
 from streams.records.fleet.machine_types import MachineType
-from streams.records.fleet.model_policy import WarmPool
+from streams.records.fleet.model_policy import ModelPolicy
 
 
 @dataclass(frozen=True)
 class PriorityDemand:
-    """What is asked for of one model at one priority.
+    """The demand for one model at one priority.
 
     The rates are of what was accepted and of what was refused for want of capacity, over some ten
     seconds: a longer mean hides bursts, for which the planner keeps room. `queued` and
@@ -32,7 +32,7 @@ class PriorityDemand:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """What arrives, refused or not; None if either is not known."""
+        """The rate that arrives, refused or not; None if either is not known."""
         if self.accepted_tokens_per_second is None or self.refused_tokens_per_second is None:
             return None
         return self.accepted_tokens_per_second + self.refused_tokens_per_second
@@ -44,32 +44,8 @@ class PriorityDemand:
 
 
 @dataclass(frozen=True)
-class ScalingPolicy:
-    """How many workers a model may have, and which.
-
-    `max_workers` None: any number. With `min_workers` 0 the model has none once nothing was asked
-    of it for `idle_seconds`. Requests of `off_spot` priorities are served without spot machines.
-    `goal_seconds` is the goal for the time to first token. `types` None: any.
-    """
-
-    min_workers: int = 0
-    max_workers: int | None = None
-    warm_pools: Sequence[WarmPool] = ()
-    idle_seconds: float = 300.0
-    goal_seconds: float = 10.0
-    off_spot: frozenset[str] = frozenset()
-    types: frozenset[str] | None = None
-
-    def least_workers(self, now: float) -> int:
-        """Return how many workers there are at the least at a time."""
-        open_pools = (pool.workers for pool in self.warm_pools if pool.is_open_at(now))
-        least = max([self.min_workers, *open_pools])
-        return least if self.max_workers is None else min(least, self.max_workers)
-
-
-@dataclass(frozen=True)
 class MachineCapacity:
-    """What one machine of a type carries of a model within its goal, as requests are now.
+    """The load that one machine of a type carries of a model within its goal, as requests are now.
 
     `source` says in a word who has told it, such as `bench`.
     """
@@ -88,7 +64,7 @@ class PlannedModel:
     is generated. `memory` is the bytes that a machine must have for it.
     """
 
-    policy: ScalingPolicy = ScalingPolicy()
+    policy: ModelPolicy = field(default_factory=ModelPolicy)
     demand: Mapping[str, PriorityDemand] = field(default_factory=dict)
     capacities: Mapping[str, MachineCapacity] = field(default_factory=dict)
     running: int | None = None
@@ -109,7 +85,7 @@ class PlannedModel:
 
     @property
     def queued(self) -> int:
-        """How many requests are known to wait for a worker."""
+        """The number of requests that are known to wait for a worker."""
         return sum(each.queued or 0 for each in self.demand.values())
 
     @property
@@ -121,7 +97,7 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class HeardWorker:
-    """What the worker of a machine said last, and when; it is there once its model has warmed up.
+    """The last word of a machine's worker, and when it came; there is one once its model is warm.
 
     `tokens_per_second` is what it generates for its `running` requests.
     """

@@ -1,4 +1,4 @@
-"""What machines carry, learned from workers that were full. Pure."""
+"""Capacities of machine types, learned from workers that were full. Pure."""
 
 from collections.abc import Mapping
 

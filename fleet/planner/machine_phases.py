@@ -1,4 +1,4 @@
-"""In which phase each wanted machine is, by what its provider and its worker have said. Pure."""
+"""Phases of wanted machines, by what their providers and workers have said. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from streams.records.fleet.machine_list import Machine, MachineState
 
 
 class MachinePhase(StrEnum):
-    """What can be expected of a wanted machine."""
+    """A wanted machine's phase: it says what can be expected of it."""
 
     COMING = auto()  # ordered or booting, in time so far
     JOINED = auto()  # its worker has been heard with its model warm

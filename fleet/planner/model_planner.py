@@ -97,7 +97,7 @@ class ModelPlanner:
         return [machine for machine in counted if machine.type not in set_types]
 
     def _started(self, view: ModelView, changes: ModelChanges) -> float:
-        """What the machines carry that were started already; inf if nobody knows of one of them."""
+        """Capacity of the machines that were started already; inf if one's is not known."""
         found = (view.capacities.get(start.type) for start in changes.starts)
         return sum(each.tokens_per_second if each else inf for each in found)
 
@@ -105,7 +105,7 @@ class ModelPlanner:
 
     def _needs(self, view: ModelView, now: float) -> tuple[_Need, _Need]:
         """Return the need of all priorities, and that of those that are kept off spot machines."""
-        off_spot = view.model.policy.off_spot
+        off_spot = frozenset(view.model.policy.off_spot)
         return (
             self._need(view, self._all, view.model.demand.keys(), now),
             self._need(view, self._off_spot, off_spot & view.model.demand.keys(), now),
@@ -118,7 +118,7 @@ class ModelPlanner:
         rates = [each.tokens_per_second for each in told]
         known = [rate for rate in rates if rate is not None]
         if len(known) == len(rates):
-            history.observe(sum(known), view.model.policy.goal_seconds, now)
+            history.observe(sum(known), now)
         waiting = sum(each.queued_tokens or 0.0 for each in told)
         need = history.forecast / self._options.utilisation + self._late(view, waiting)
         hold = history.hold(need, now)
@@ -129,7 +129,7 @@ class ModelPlanner:
         """Tokens a second for what will still wait when a machine that is ordered now serves."""
         joined = [m for m in view.machines if m.phase is MachinePhase.JOINED]
         left = waiting - view.carried(joined) * view.soonest
-        return max(0.0, left) / view.model.policy.goal_seconds
+        return max(0.0, left) / self._options.goal_seconds
 
     def _is_old(self, now: float) -> bool:
         """True once demand was seen for as long as capacity is held."""
@@ -223,7 +223,7 @@ class ModelPlanner:
         """Start a machine, unless the model may not have more."""
         most = view.model.policy.max_workers
         there = len(view.machines) - len(changes.ends) + len(changes.starts)
-        if most is not None and there >= most:
+        if there >= most:
             changes.reason = f"{reason}; but at most {most} machines are allowed"
             return
         stock.take(type_name)

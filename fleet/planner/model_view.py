@@ -65,7 +65,7 @@ class ModelView:
 
 @dataclass
 class ModelChanges:
-    """What is to change for one model, in the order of urgency, and why it is as it is."""
+    """The changes for one model, in the order of urgency, and why it is as it is."""
 
     starts: list[MachineStart] = field(default_factory=list)
     ends: list[MachineEnd] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Which machine types may be had for a model, and the cheapest of them for a need. Pure."""
+"""Offers of machine types for a model, and the cheapest of them for a need. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,19 +33,19 @@ class TypeOffer:
 
     @property
     def tokens_per_second(self) -> float:
-        """What one machine carries, which must be known."""
+        """The capacity of one machine, which must be known."""
         assert self.capacity
         return self.capacity.tokens_per_second
 
     @property
     def money_per_token(self) -> float:
-        """What an hour costs for each token per second."""
+        """The price of an hour for each token per second."""
         return self.kind.price_per_hour / self.tokens_per_second
 
 
 @dataclass
 class TypeStock:
-    """How many more machines of each type there may be; taken from as machines are decided."""
+    """The number of machines of each type that there may be more; decisions take from it."""
 
     left: dict[str, float]
 
@@ -77,7 +77,6 @@ def find_offers(
         TypeOffer(kind, capacities.get(name), left.get(name, 0), model.load_seconds.get(name, 0.0))
         for name, kind in types.items()
         if left.get(name, 0) >= 1 and _holds(kind, model) and _carries(capacities.get(name))
-        if model.policy.types is None or name in model.policy.types
     ]
 
 

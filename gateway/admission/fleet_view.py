@@ -1,4 +1,4 @@
-"""What a gateway knows of the fleet: which models it wakes, and how far each wake is."""
+"""The fleet as a gateway knows it: the models that it wakes, and how far each wake is."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator

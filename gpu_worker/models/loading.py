@@ -117,7 +117,7 @@ class Loader:
                 None,
             )
         except Exception as error:  # best effort: the engine is loaded
-            log.debug("model_memory_unknown", model=model.name, reason=repr(error))
+            log.warning("model_memory_unknown", model=model.name, reason=repr(error))
             return {}
         return {
             "weight_bytes": found.weight_bytes,

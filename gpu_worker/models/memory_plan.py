@@ -1,4 +1,4 @@
-"""How one worker's memory is divided over the models that it serves, as these come and go."""
+"""Division of one worker's memory over the models that it serves, as these come and go."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

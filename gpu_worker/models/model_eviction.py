@@ -94,7 +94,7 @@ class _LoadedModel:
 
     @property
     def reload_cost(self) -> tuple[float, float]:
-        """What evicting it is expected to cost; of two that cost the same, the one used later."""
+        """The expected cost of evicting it; of two alike, it is higher for the one used later."""
         return self.load_seconds * self.use, self.used_at
 
 

@@ -79,7 +79,7 @@ class MetadataClient:
 
 
 class _ReadSocket:
-    """What `HTTPResponse` reads from: bytes that have come already."""
+    """A socket for `HTTPResponse` that has its bytes already."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw

@@ -28,7 +28,7 @@ class Provider(StrEnum):
 
 
 class NoticeSource(Protocol):
-    """Where a machine hears that it is taken back."""
+    """A service that tells a machine that it is taken back."""
 
     async def look(self) -> ReclaimNotice | None:
         """Return what the provider says now, None if nothing.

@@ -17,7 +17,7 @@ class UnreadableNotice(ValueError):
 
 @dataclass(frozen=True)
 class ReclaimNotice:
-    """What a provider says of this machine.
+    """A provider's word on this machine.
 
     At `ends_at`, in epoch seconds, it stops, terminates or hibernates the machine (`action`). A
     hint says that this is likely soon, and binds nobody: `ends_at` is when it was told. `id` is the

@@ -40,7 +40,7 @@ def relative_error(times: StepTimes, point: CurvePoint) -> float:
 
 
 def _rows(point: CurvePoint) -> list[Row]:
-    """What each of the step times adds to the two seconds of a point, as shares of these."""
+    """Shares of each step time in the two durations of each point."""
     shape = RequestShape(point.prompt_tokens, point.output_tokens)
     units = [StepTimes(**{name: 1.0}) for name in _NAMES]
     return [

@@ -17,7 +17,7 @@ MOST_PLACES = 1_000_000  # on all workers together: a second of computing
 
 
 class PlanTooLarge(MillstreamError):
-    """So many workers are needed that what waits cannot be computed."""
+    """The plan needs too many workers for its queue to be computed."""
 
     def __init__(self, workers: int, batch: int) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class HourCost:
-    """What an hour of a machine costs; `currency` is a code of ISO 4217."""
+    """The price of an hour of a machine; `currency` is a code of ISO 4217."""
 
     price: float
     currency: str
@@ -51,7 +51,7 @@ class HourCost:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What so many workers make of a demand.
+    """The forecast of a demand on so many workers.
 
     `utilisation` is the share of what they can do; at 1 or more the queue grows without end, and
     there are no seconds then. `running` are requests at once on each worker. The seconds are means,

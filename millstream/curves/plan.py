@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 class NoCurve(NotFound):
-    """Nobody has measured what machines do with the model, and none has run it for a minute."""
+    """The model has no curve: nobody has measured it, and no worker has run it for a minute."""
 
 
 class GoalsOutOfReach(MillstreamError):
@@ -98,7 +98,7 @@ def _make_plans(
 
 
 def _describe_single(curves: list[Curve], shape: RequestShape) -> str:
-    """What a single request would see on the type that is first with its first token."""
+    """A single request as it would be on the type that is first with its first token."""
     alone = min(
         (each.capacity_at(1, shape) for each in curves), key=lambda c: c.first_token_seconds
     )

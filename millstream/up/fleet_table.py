@@ -11,6 +11,7 @@ from simulation.step_model import StepModel
 from streams.base_settings import Slug
 from streams.records.fleet.machine_types import MachineType
 from streams.records.fleet.model_policy import ModelPolicy, WarmPool
+from streams.subjects import Priority
 from streams.usage_accounts import MICRO
 
 _LONGEST_SECONDS = 86400.0
@@ -125,6 +126,9 @@ class ModelTable(_Table):
     idle_seconds: float | None = Field(
         None, ge=0, description="time without requests after which workers go; none: the fleet's"
     )
+    off_spot: tuple[Priority, ...] = Field(
+        (), description="priorities for whose demand there are machines that are not spot machines"
+    )
     warm_pools: tuple[WarmPoolTable, ...] = Field(
         (), description="workers that there are at the least at certain hours"
     )
@@ -165,20 +169,21 @@ class FleetTable(_Table):
 
     @property
     def policies(self) -> dict[str, ModelPolicy]:
-        """How many workers the models may have that have a table."""
+        """The policies of the models that have a table."""
         return {
             name: ModelPolicy(
                 table.min_workers,
                 table.max_workers,
                 self.idle_seconds if table.idle_seconds is None else table.idle_seconds,
                 tuple(each.record for each in table.warm_pools),
+                tuple(map(str, table.off_spot)),
             )
             for name, table in self.models.items()
         }
 
     @property
     def policy(self) -> ModelPolicy:
-        """How many workers any other model may have."""
+        """The policy of any other model."""
         return ModelPolicy(idle_seconds=self.idle_seconds)
 
     @property

@@ -1,4 +1,4 @@
-"""How long a model without workers takes to its next one. Pure."""
+"""The cold start of a model: the time from no worker to its first. Pure."""
 
 from dataclasses import dataclass
 

@@ -12,7 +12,7 @@ from streams.records.fleet.step_times import CapacityGoals, RequestShape, StepTi
 
 
 class CurveSource(StrEnum):
-    """Where a curve comes from."""
+    """The origin of a curve."""
 
     BENCH = "bench"  # `millstream bench --curve`
     FILE = "file"
@@ -21,7 +21,7 @@ class CurveSource(StrEnum):
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What one setting measured: a full batch of like requests on one worker, means of seconds."""
+    """One measured setting: a full batch of like requests on one worker, means of seconds."""
 
     batch: int
     prompt_tokens: float
@@ -33,7 +33,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one worker does with requests of one shape at one size of the batch.
+    """The performance of one worker with requests of one shape at one size of the batch.
 
     The seconds are means in a full batch; waiting for a place in it is not in them.
     """

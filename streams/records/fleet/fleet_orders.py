@@ -1,4 +1,4 @@
-"""What operators order of the fleet: machines by hand, and that nothing is decided. Pure."""
+"""Orders of operators to the fleet: machines by hand, and pauses of planning. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from streams.records.cas.cas_record import CasRecord
 
 @dataclass(frozen=True)
 class MachineOrder:
-    """So many machines of a type for a model, until `expires_at` (epoch seconds)."""
+    """An order of so many machines of a type for a model, until `expires_at` (epoch seconds)."""
 
     type: str
     model: str

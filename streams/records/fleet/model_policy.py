@@ -1,4 +1,4 @@
-"""How many workers a model may have by the table `[fleet]`. Pure."""
+"""The policy of a model: the workers that it may have by the table `[fleet]`. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,13 +39,20 @@ class WarmPool:
 class ModelPolicy:
     """Bounds on the workers of a model; with `min_workers` 0 it may rest without any.
 
-    It does once nothing has been asked of it for `idle_seconds`, outside of its warm pools.
+    It does once nothing has been asked of it for `idle_seconds`, outside of its warm pools. All
+    demand of the `off_spot` priorities has machines that are not spot machines.
     """
 
     min_workers: int = 0
     max_workers: int = 4
     idle_seconds: float = 300.0
     warm_pools: Sequence[WarmPool] = ()
+    off_spot: Sequence[str] = ()
+
+    def least_workers(self, now: float) -> int:
+        """Return how many workers there are at the least at a time."""
+        open_pools = (pool.workers for pool in self.warm_pools if pool.is_open_at(now))
+        return min(max([self.min_workers, *open_pools]), self.max_workers)
 
     @classmethod
     def from_map(cls, wire: Mapping[str, Any]) -> Self:
@@ -54,4 +61,5 @@ class ModelPolicy:
             messages.from_wire(WarmPool, {**each, "weekdays": tuple(each["weekdays"])})
             for each in wire.get("warm_pools", ())
         )
-        return messages.from_wire(cls, {**wire, "warm_pools": pools})
+        off_spot = tuple(wire.get("off_spot", ()))
+        return messages.from_wire(cls, {**wire, "warm_pools": pools, "off_spot": off_spot})

@@ -1,4 +1,4 @@
-"""How long the steps of an engine take, and what follows for a full batch of like requests. Pure.
+"""Step times of an engine, and what follows for a full batch of like requests. Pure.
 
 A step is one forward pass, in which every decoding request gets one token; prompts are computed in
 steps, too, and hold up all requests in them. The times of a step are taken to be linear in what is

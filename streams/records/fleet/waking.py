@@ -1,4 +1,4 @@
-"""What the fleet tells of a model whose first worker is on its way. Pure."""
+"""News of a model whose first worker is on its way, as the fleet tells them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class InvalidWaking(ValueError):
 
 @dataclass(frozen=True)
 class Waking:
-    """How far the wake of a model is.
+    """The progress of a model's wake.
 
     `phase` is one of `PHASES`: its machine is `ordered` as long as there is none, then `booting`,
     and its worker is `loading` the model until that has warmed up. `ready_at` (epoch seconds) is

@@ -21,7 +21,7 @@ from registry.model_inspection import model_from
 from registry.models import mock_model
 from streams import topology
 from streams.records.attempt_history import MAX_FAILURES
-from tests.engine.tiny_models import expected, model, tokenizer
+from tests.engine.tiny_models import expected, model, save
 from tests.support.eventually import eventually
 from tests.support.services import (
     BrokerClient,
@@ -40,10 +40,7 @@ HEALTHY = {"ttft_ms": 1, "itl_ms": 5}
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "llama"
-    model("llama").save_pretrained(path)
-    tokenizer().save(str(path / "tokenizer.json"))
-    return path
+    return save(model("llama"), tmp_path_factory.mktemp("tiny") / "llama")
 
 
 @asynccontextmanager

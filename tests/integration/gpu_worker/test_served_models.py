@@ -19,7 +19,7 @@ from gpu_worker.settings import WorkerSettings
 from registry.model_inspection import model_from
 from registry.models import Model, mock_model
 from streams.accounts.access import UserClass
-from tests.engine.tiny_models import expected, model, tokenizer
+from tests.engine.tiny_models import expected, model, save
 from tests.support.accounts_server import process_settings, worker_pins
 from tests.support.eventually import eventually
 from tests.support.service_process import worker_process
@@ -195,10 +195,7 @@ async def test_streams_of_a_model_that_goes_are_handed_over_token_for_token(nats
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "llama"
-    model("llama").save_pretrained(path)
-    tokenizer().save(str(path / "tokenizer.json"))
-    return path
+    return save(model("llama"), tmp_path_factory.mktemp("tiny") / "llama")
 
 
 async def test_a_model_with_weights_is_loaded_beside_another_and_its_memory_counted(

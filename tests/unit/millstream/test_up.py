@@ -392,12 +392,13 @@ def test_the_fleets_bounds_are_those_of_its_table() -> None:
     table = FleetTable.model_validate(
         {
             "budget_per_hour": "2.5",
-            "models": {"mock": {"max_workers": 3, "warm_pools": [pool]}},
+            "models": {"mock": {"max_workers": 3, "warm_pools": [pool], "off_spot": ["batch"]}},
             "types": {"small": {"price_per_hour": 1}},
         }
     )
     assert table.budget == 2_500_000
-    expected = ModelPolicy(0, 3, 300.0, (WarmPool(22 * 3600, 6 * 3600 + 1800, 2, (4, 5)),))
+    pool_of_nights = WarmPool(22 * 3600, 6 * 3600 + 1800, 2, (4, 5))
+    expected = ModelPolicy(0, 3, 300.0, (pool_of_nights,), ("batch",))
     assert table.policies == {"mock": expected}
 
 

@@ -11,12 +11,12 @@ from fleet.planner.fleet_state import (
     MachineCapacity,
     PlannedModel,
     PriorityDemand,
-    ScalingPolicy,
 )
 from fleet.planner.planner import Planner
 from streams.records.fleet.fleet_plan import WantedMachine
 from streams.records.fleet.machine_list import Machine, MachineState
 from streams.records.fleet.machine_types import MachineType
+from streams.records.fleet.model_policy import ModelPolicy
 
 MODEL = "m"
 BOOT = 30.0
@@ -35,7 +35,7 @@ def model_of(
 ) -> PlannedModel:
     """A model at one priority; `policy` are fields of its scaling policy."""
     running = 0 if demand.is_none_asked_for else 1
-    rules = ScalingPolicy(**policy)  # type: ignore[arg-type]
+    rules = ModelPolicy(**{"max_workers": 100, **policy})  # type: ignore[arg-type]
     loads = dict.fromkeys(("small", "large", "spot"), 0.0)
     return PlannedModel(rules, {"standard": demand}, capacities, running, 0.5, load_seconds=loads)
 

@@ -13,7 +13,7 @@ def test_even_demand_needs_no_more_than_itself() -> None:
     """There is no room for jumps that never came."""
     history = DemandHistory(PlannerOptions())
     for second in range(600):
-        history.observe(100.0, 10.0, float(second))
+        history.observe(100.0, float(second))
     assert 95.0 <= history.forecast <= 100.0
 
 
@@ -21,7 +21,7 @@ def test_demand_that_jumps_has_room_for_it() -> None:
     """A tenth of the time it is ten times as much; the mean is less than a fifth of that."""
     history = DemandHistory(PlannerOptions())
     for second in range(600):
-        history.observe(1000.0 if second // 10 % 10 == 0 else 100.0, 10.0, float(second))
+        history.observe(1000.0 if second // 10 % 10 == 0 else 100.0, float(second))
     assert 450.0 <= history.forecast <= 1000.0
 
 

@@ -10,10 +10,9 @@ from fleet.planner.fleet_state import (
     HeardWorker,
     MachineCapacity,
     PlannedModel,
-    ScalingPolicy,
 )
 from streams.records.fleet.machine_types import MachineType
-from streams.records.fleet.model_policy import WarmPool
+from streams.records.fleet.model_policy import ModelPolicy, WarmPool
 from tests.unit.fleet.planner.small_fleet import BOOT, MODEL, SMALL, SmallFleet, asked, model_of
 
 
@@ -81,7 +80,7 @@ def test_priorities_are_kept_off_spot_machines() -> None:
     spot = replace(SMALL, name="spot", spot=True, price_per_hour=100)
     fleet = SmallFleet({"small": SMALL, "spot": spot})
     capacities = {name: MachineCapacity(100.0, "bench") for name in fleet.types}
-    policy = ScalingPolicy(off_spot=frozenset({"interactive"}))
+    policy = ModelPolicy(max_workers=100, off_spot=("interactive",))
     demand = {"interactive": asked(160.0), "batch": asked(240.0)}
     model = PlannedModel(policy, demand, capacities, 1)
     fleet.run(300, {MODEL: model})
