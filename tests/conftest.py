@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from gpu_worker.engines import openmp_runtime
 from tests.support.accounts_server import AccountsServer, unguard
-from tests.support.stall_watch import MachineStalled, StallWatch
+from tests.support.stall_watch import MachineStalled, StallWatch, is_of_time
 
 # Before anything imports torch. With AMX, oneDNN rounds bfloat16 by how many rows a product has;
 # these kernels do not, so that tests may compare bits on every x86 (docs/engine-design.md,
@@ -46,13 +46,13 @@ stall_watch = StallWatch()
 def pytest_runtest_call() -> Generator[None, object, object]:
     """Tell failures during a stall of the machine from others: `--only-rerun` runs these again.
 
-    Any other error than of an expectation or a timeout is one however slow the machine is.
+    Any other error than of an expectation or by a timeout is one however slow the machine is.
     """
     began = time.monotonic()
     try:
         return (yield)
-    except (AssertionError, TimeoutError) as error:
-        if stalled := stall_watch.longest_since(began):
+    except Exception as error:
+        if is_of_time(error) and (stalled := stall_watch.longest_since(began)):
             raise MachineStalled(f"for {stalled:.1f} s; {error!r}") from error
         raise
 

@@ -37,3 +37,14 @@ class StallWatch:
             if now - self._ticked_at >= STALL_SECONDS:
                 self._stalls.append((now, now - self._ticked_at))
             self._ticked_at = now
+
+
+def is_of_time(error: BaseException | None) -> bool:
+    """Return True for a failed expectation, and for a timeout or what a library raises for one."""
+    if isinstance(error, AssertionError):
+        return True
+    while error is not None:
+        if isinstance(error, TimeoutError):
+            return True
+        error = error.__cause__
+    return False
